@@ -10,7 +10,7 @@ from test_tenants import tenants
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Kind, Profile
 from tangram_hpc.domain.ids import client_of
-from tangram_hpc.domain.service import MICRO, EndpointSpec
+from tangram_hpc.domain.service import MICRO, THROTTLED, EndpointSpec
 from tangram_hpc.domain.tenant import TenantSpec
 from tangram_hpc.scheduler.placement.placers.tenant_parts import BALANCE_NS, PERIODS_NS
 
@@ -78,6 +78,31 @@ def test_tenants_share_an_endpoint_by_time_whatever_the_length_of_their_calls(
             world.finish(each)
             call(world, client_of(each), run_s[client_of(each)])
     assert busy[BATCH] / busy[AGENTS] == pytest.approx(1, rel=.2)
+
+
+@pytest.mark.parametrize("calls,rate,run_s", [(64, 2, 5), (256, 10, 2)])
+@pytest.mark.parametrize("placer", ["elastic", "fcfs:1"])
+def test_unequal_shares_are_kept_where_the_rate_is_used_up(placer: str, calls: int, rate: int,
+                                                           run_s: int) -> None:
+    """Few calls run at once then, so a tenant is owed more than those would use in a while."""
+    world = two_tenants(placer, rate, calls, shares=3)
+    begun, ends, until = {BATCH: 0, AGENTS: 0}, dict[int, int](), 400 * S // rate
+    for client in begun:
+        for _ in range(20):
+            call(world, client, run_s)
+    while world.now < until:
+        world.plan()
+        for client in begun:
+            for each in running(world, client):
+                if each not in ends:
+                    ends[each] = world.now + run_s * S
+                    begun[client] += 1
+                    call(world, client, run_s)
+        world.now = min([*ends.values(), world.scheduler.next_deadline() or until])
+        for each in [action for action, at in ends.items() if at <= world.now]:
+            del ends[each]
+            world.finish(each)
+    assert begun[AGENTS] / sum(begun.values()) == pytest.approx(.75, abs=.03)
 
 
 @pytest.mark.parametrize("run_s,rate,used_s", [(0.5, 0, 0.5), (0.5, 4, 2.0), (7.0, 4, 7.0)])
@@ -150,6 +175,71 @@ def test_a_call_that_ended_while_nothing_waited_counts_no_longer() -> None:
     assert len(running(world, BATCH)) == CALLS
 
 
+def test_what_a_tenant_held_long_ago_is_not_kept_when_it_returns_with_less() -> None:
+    """When it begins to wait it is made level with the other one, but it held nothing meanwhile."""
+    world = two_tenants()
+    for client, calls, run_s in ((AGENTS, 4, 1), (BATCH, 1, 20), (AGENTS, 1, 1)):
+        mine = [call(world, client, run_s) for _ in range(calls)]
+        world.plan()
+        world.now += run_s * S
+        for each in mine:
+            world.finish(each)
+        world.now += 600 * S if client == BATCH else 0
+    for _ in range(2 * CALLS):
+        call(world, BATCH, 100.0)
+    world.plan()
+    assert len(running(world, BATCH)) == CALLS - 1
+
+
+def test_a_tenant_whose_part_is_less_than_one_call_waits_no_longer_than_it_will_run() -> None:
+    world = two_tenants(calls=4, shares=9)
+    mine = [call(world, AGENTS, .5) for _ in range(4)]
+    world.plan()
+    for each in mine:
+        world.finish(each)
+    theirs = [call(world, BATCH, 10.0) for _ in range(4)]
+    world.plan()
+    assert running(world, BATCH) == theirs[:1], "three are kept for the agents"
+    world.now += 10 * S
+    world.plan()
+    assert running(world, BATCH) == theirs
+
+
+def test_parts_are_those_of_the_calls_that_a_throttled_endpoint_takes() -> None:
+    world = two_tenants()
+    mine = [call(world, AGENTS, .5) for _ in range(CALLS)]
+    world.plan()
+    for each in mine:
+        world.finish(each)
+    world.happen(ev.EndpointThrottled(world.now, "e", world.now, world.now, THROTTLED))
+    assert world.ledger.endpoints["e"].concurrency == CALLS // 2
+    for _ in range(CALLS):
+        call(world, BATCH, 100.0)
+    world.now += S
+    world.plan()
+    assert len(running(world, BATCH)) == CALLS // 4
+
+
+def test_a_clock_that_was_set_back_takes_nothing_from_anybody() -> None:
+    world = two_tenants(calls=1)
+    for _ in range(4):
+        for client in (BATCH, AGENTS):
+            call(world, client, 10.0)
+    begun = []
+    for at in (3600 * S, 10 * S):
+        if begun:
+            world.happen(ev.BrokerStarted(at, "job", "elastic", "none"))
+        world.now = at
+        for _ in range(4):
+            world.plan()
+            (one,) = world.ledger.leases.values()
+            begun.append(client_of(one.action))
+            world.now += 10 * S
+            world.finish(one.action)
+            call(world, begun[-1], 10.0)
+    assert begun[4:].count(BATCH) == begun[4:].count(AGENTS) == 2
+
+
 def test_a_tenant_has_its_part_at_once_where_another_one_keeps_more() -> None:
     """Nobody is held back in its own part."""
     world = two_tenants()
@@ -182,6 +272,25 @@ def test_a_light_tenant_is_not_held_to_be_ahead_of_one_with_long_calls() -> None
         world.finish(first)
         world.plan()
     assert len(running(world, BATCH)) + len(running(world, 3)) <= CALLS - 2
+
+
+def test_a_look_at_the_endpoint_does_not_put_off_one_at_the_cpus() -> None:
+    world = two_tenants()
+    for client in (BATCH, AGENTS):  # they share the CPUs, which are compared again and again
+        world.client = client
+        for _ in range(20):
+            world.submit((1, 2, 4), profile=Profile(1000 * S, 0))
+    world.plan()
+    cpus_at = world.scheduler.next_deadline()
+    world.now = cpus_at - S // 100
+    turn = [call(world, AGENTS, .5) for _ in range(2)]
+    world.plan()
+    for each in turn:
+        world.finish(each)
+    for _ in range(2 * CALLS):
+        call(world, BATCH, 100.0)
+    world.plan()
+    assert world.scheduler.next_deadline() <= cpus_at
 
 
 def test_with_one_tenant_nothing_is_kept() -> None:

@@ -15,6 +15,9 @@ from ...domain.states import ActionState
 from ..state.ledger import LeaseEntry, Ledger
 from ..state.rate_limit import declared_again, full
 from ..state.scheduler_state import SchedulerState
+from ..state.tenant_use import LAG_NS
+
+_LAG_CALLS = 8  # a tenant that was kept waiting is owed what so many calls cost, at least
 
 
 def on_endpoint_declared(state: SchedulerState, event: ev.EndpointDeclared) -> list[Decision]:
@@ -23,6 +26,8 @@ def on_endpoint_declared(state: SchedulerState, event: ev.EndpointDeclared) -> l
     old = endpoints.get(spec.name)
     endpoints[spec.name] = (full(spec, event.at) if old is None
                             else declared_again(old, spec, event.at))
+    use = state.ledger.tenants.use("endpoint:" + spec.name)
+    use.lag_ns = max(LAG_NS * spec.concurrency, _LAG_CALLS * endpoints[spec.name].least_ns)
     state.dirty = state.dirty or state.ledger.ready.waits("endpoint:" + spec.name)
     return []
 

@@ -32,6 +32,7 @@ def on_broker_started(state: SchedulerState, event: ev.BrokerStarted) -> list[De
     ledger.allocs.own = event.job
     for endpoint in ledger.endpoints.values():
         endpoint.clock_set(event.at)
+    ledger.tenants.clock_set(event.at)
     if event.await_until:
         _wait_for_all(ledger, event)
     state.dirty = True

@@ -351,6 +351,11 @@ class ReadyQueue:
         """Whether an action waits in a pool."""
         return pool in self.pools
 
+    def waiting(self, pool: str) -> int:
+        """How many actions wait in a pool."""
+        shares = self._shares.get(pool)
+        return shares.waiting if shares is not None else 0
+
     def shards(self, pool: str) -> list[QueueShard]:
         """The shards of a pool in which an action waits."""
         return [shard for shards in self.pools.get(pool, {}).values() for shard in shards.values()]

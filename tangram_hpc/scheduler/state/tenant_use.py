@@ -45,8 +45,9 @@ class TenantUse:
         spec: what the tenant is granted.
         held: units that its leases (or sessions) hold.
         waiting: how many of its actions (or sessions) wait for units.
-        used: unit-nanoseconds that it has held up to `since`.
-        since: epoch ns.
+        used: unit-nanoseconds that it has held up to `since`, and what `ResourceUse.add` counted.
+        since: the time up to which `used` counts, epoch ns.
+        changed_at: when `held` last changed, epoch ns.
         limit: the most units that it may hold.
     """
 
@@ -55,6 +56,7 @@ class TenantUse:
     waiting: int = 0
     used: int = 0
     since: int = 0
+    changed_at: int = 0
     limit: int = NO_LIMIT
 
     @property
@@ -73,14 +75,16 @@ class ResourceUse:
     Attributes:
         name: the resource: `cpu`, `gpu`, `mem`, `nothing` or `endpoint:NAME`.
         counted: whether starts count instead of the time for which units are held.
+        lag_ns: by how many unit-nanoseconds a tenant may be behind if the first one holds only a
+            few units, where the shares of units that are few are owed for longer than LAG_NS.
         tenants: by name, those that ever used the resource or waited for it.
     """
 
-    __slots__ = ("_first", "_hungry", "_tenants", "counted", "name", "tenants")
+    __slots__ = ("_first", "_hungry", "_tenants", "counted", "lag_ns", "name", "tenants")
 
     def __init__(self, name: str, tenants: Tenants) -> None:
         self.name, self._tenants = name, tenants
-        self.counted = name == "nothing"
+        self.counted, self.lag_ns = name == "nothing", 0
         self.tenants: dict[str, TenantUse] = {}
         # kept once there are two tenants: those that are hungry, and the one that is most ahead,
         # when it last changed
@@ -104,7 +108,8 @@ class ResourceUse:
         use = self.tenants.get(tenant)
         if use is None:
             spec = self._tenants.specs.get(tenant) or TenantSpec(tenant)
-            use = TenantUse(spec, since=self._tenants.now, limit=self._limit(spec))
+            now = self._tenants.now
+            use = TenantUse(spec, since=now, changed_at=now, limit=self._limit(spec))
         return use
 
     def grant(self, spec: TenantSpec) -> None:
@@ -180,6 +185,8 @@ class ResourceUse:
         elif now > since:
             use.used += use.held * (now - since)
         use.held += units
+        if units:
+            use.changed_at = now
         if now > since:
             use.since = now
 
@@ -205,7 +212,7 @@ class ResourceUse:
         """Forgets what a tenant is behind by more than LAG_NS; something else kept it waiting."""
         first = self._first
         if first is not None and first is not use and first.held:
-            behind = LAG_NS * first.held * _SCALE // first.spec.shares
+            behind = max(LAG_NS * first.held, self.lag_ns) * _SCALE // first.spec.shares
             least = (self._virtual_time(first) - behind) * use.spec.shares // _SCALE
             use.used = max(use.used, least)
 
@@ -266,6 +273,15 @@ class Tenants:
             if spec.name in resource.tenants:
                 resource.grant(spec)
         self.limited = any(each.grp_tres for each in self.specs.values())
+
+    def clock_set(self, now: int) -> None:
+        """Goes on at `now`, which may be earlier than the last event, since the wall clock of a
+        broker that was started again may have been set back. Without this, nothing would count
+        before the earlier time is reached again.
+        """
+        for resource in self.resources.values():
+            for use in resource.tenants.values():
+                use.since, use.changed_at = min(use.since, now), min(use.changed_at, now)
 
     def turns(self, resource: str, now: int) -> TenantTurns | None:
         """Returns the order of the tenants at `now`; None if there is nothing to compare."""
@@ -337,8 +353,8 @@ class TenantTurns:
         return self._use.look_up(tenant).held + self.given.get(tenant, 0)
 
     def changed_at(self, tenant: str) -> int:
-        """Returns a time since which a tenant has held as many units as now, in epoch ns."""
-        return self._use.look_up(tenant).since
+        """Returns since when a tenant has held as many units as now, in epoch ns."""
+        return min(self._now, self._use.look_up(tenant).changed_at)
 
     def present(self) -> list[str]:
         """Returns the tenants that hold units or wait for some."""

@@ -220,7 +220,7 @@ def start_all_calls(view: Snapshot, placement: Placement) -> None:
 
 
 def start_calls(view: Snapshot, placement: Placement, endpoint: EndpointView,
-                may_start: Callable[[int], bool] | None = None) -> None:
+                admit: Callable[[int], bool] | None = None) -> None:
     """Starts calls of an endpoint in order of readiness, as far as its quota allows. O(starts).
 
     Calls are spread over the nodes in turn.
@@ -229,8 +229,9 @@ def start_calls(view: Snapshot, placement: Placement, endpoint: EndpointView,
         view: the snapshot of this cycle.
         placement: gets the grants.
         endpoint: the endpoint.
-        may_start: whether this call starts, asked last of all; None for every call. If it does not,
-            no later one of its shape in its queue starts.
+        admit: is asked for each call that could start, and returns whether it does. After a call
+            that does not, those of the same shape behind it in its queue are passed over. None
+            admits all calls.
     """
     if endpoint.starts <= 0:
         return
@@ -238,15 +239,15 @@ def start_calls(view: Snapshot, placement: Placement, endpoint: EndpointView,
     walk = view.ledger.ready.walk(pool, view.turns(pool))
     while endpoint.starts > 0 and (head := walk.head()) is not None:
         action, shape = head
-        nodes = [] if shape.at_client else [n for n in view.candidates(shape)
-                                            if view.fits(n, shape, 0)]
-        if not view.room(action, shape) or not (nodes or shape.at_client):
+        if not view.room(action, shape):
             walk.skip_shape()
             continue
         if shape.at_client and client_of(action) in view.ledger.disconnected:
             walk.next()  # it cannot call
             continue
-        if may_start is not None and not may_start(action):
+        nodes = [] if shape.at_client else [n for n in view.candidates(shape)
+                                            if view.fits(n, shape, 0)]
+        if not (nodes or shape.at_client) or (admit is not None and not admit(action)):
             walk.skip_shape()
             continue
         if shape.at_client:

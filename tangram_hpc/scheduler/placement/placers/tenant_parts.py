@@ -8,10 +8,10 @@ cluster that is only its part.
 
 Idea. A tenant's *part* of a node is what its shares make of the CPUs, among the tenants that use
 the node or wait for it. As many units of its part as a tenant held lately, less those that it holds
-now, are *kept* for it. Lately is longer for an action that will run for longer, since a tenant that
-has been away for long will hardly come back while a short action runs: at least AWAY times the run
-time, by one of PERIODS_NS. Resizable actions may grow into kept units, as they give them back at
-once. Another action starts only beside them, unless one of these holds:
+now, are *kept* for it. How far back that looks depends on the action that would take them: at least
+AWAY times its run time, as far as PERIODS_NS go. A tenant that has been away for that long will
+hardly come back before a short action ends. Resizable actions may grow into kept units, as they
+give them back at once. Another action starts only beside them, unless one of these holds:
 
 - It is expected to run for HORIZON_NS at most.
 - Its tenant has room in its own part. What the tenant's resizable actions can give back is room.
@@ -138,7 +138,7 @@ class RecentUse:
 
 @dataclass(slots=True)
 class Held:
-    """The CPUs that a tenant's leases hold on one node.
+    """The units that a tenant's leases hold, of one node or endpoint.
 
     Attributes:
         units: how many they hold.
@@ -241,7 +241,8 @@ class TenantParts:
         part = self._of[tenant]
         if least > part.units and waited_ns >= run_ns:
             return spare
-        # a unit for HORIZON_NS counts like one that is held now
+        # The rank that the tenant will have when the action ends: `rank` counts each further unit
+        # for HORIZON_NS.
         rank, period = self._turns.rank(tenant, least * run_ns // HORIZON_NS), period_for(run_ns)
         kept = sum(units for name, other in self._keep.items()
                    if name != tenant and (units := other.kept(period))
