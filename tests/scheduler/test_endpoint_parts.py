@@ -12,6 +12,7 @@ from tangram_hpc.domain.action import Kind, Profile
 from tangram_hpc.domain.ids import client_of
 from tangram_hpc.domain.service import MICRO, THROTTLED, EndpointSpec
 from tangram_hpc.domain.tenant import TenantSpec
+from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.placement.placers.tenant_parts import BALANCE_NS, PERIODS_NS
 
 S = 10**9
@@ -178,13 +179,16 @@ def test_a_call_that_ended_while_nothing_waited_counts_no_longer() -> None:
 def test_what_a_tenant_held_long_ago_is_not_kept_when_it_returns_with_less() -> None:
     """When it begins to wait it is made level with the other one, but it held nothing meanwhile."""
     world = two_tenants()
-    for client, calls, run_s in ((AGENTS, 4, 1), (BATCH, 1, 20), (AGENTS, 1, 1)):
-        mine = [call(world, client, run_s) for _ in range(calls)]
-        world.plan()
+    mine = [call(world, AGENTS, 1) for _ in range(4)]
+    other = call(world, BATCH, 20)
+    world.plan()
+    for action, run_s in ((mine[0], 1), (mine[1], 0), (mine[2], 0), (mine[3], 0), (other, 19)):
         world.now += run_s * S
-        for each in mine:
-            world.finish(each)
-        world.now += 600 * S if client == BATCH else 0
+        world.finish(action)
+    world.now += 600 * S
+    mine = [call(world, AGENTS, 1)]
+    world.plan()
+    world.finish(mine[0])
     for _ in range(2 * CALLS):
         call(world, BATCH, 100.0)
     world.plan()
@@ -238,6 +242,26 @@ def test_a_clock_that_was_set_back_takes_nothing_from_anybody() -> None:
             world.finish(one.action)
             call(world, begun[-1], 10.0)
     assert begun[4:].count(BATCH) == begun[4:].count(AGENTS) == 2
+
+
+def test_after_the_clock_was_set_back_calls_are_kept_no_longer_than_before() -> None:
+    world = two_tenants()
+    world.now, began = 7200 * S, 3600 * S
+    mine = [call(world, AGENTS, .5) for _ in range(2)]
+    world.plan()
+    world.now, world.scheduler.state.placer = began, make_placer("elastic")
+    world.happen(ev.BrokerStarted(world.now, "job", "elastic", "none"))
+    for _ in range(2 * CALLS):
+        call(world, BATCH, 100.0)
+    world.plan()
+    for each in mine:
+        world.finish(each)
+    world.plan()
+    assert len(running(world, BATCH)) == CALLS - 2
+    while len(running(world, BATCH)) < CALLS:
+        world.now = world.scheduler.next_deadline()
+        assert world.now <= began + S + 2 * PERIODS_NS[-1] + BALANCE_NS
+        world.plan()
 
 
 def test_a_tenant_has_its_part_at_once_where_another_one_keeps_more() -> None:

@@ -354,7 +354,7 @@ class TenantTurns:
 
     def changed_at(self, tenant: str) -> int:
         """Returns since when a tenant has held as many units as now, in epoch ns."""
-        return min(self._now, self._use.look_up(tenant).changed_at)
+        return self._use.look_up(tenant).changed_at
 
     def present(self) -> list[str]:
         """Returns the tenants that hold units or wait for some."""
