@@ -112,6 +112,18 @@ def test_a_session_that_is_larger_than_its_tenants_part_opens_in_the_end() -> No
     assert world.now - began >= PERIODS_NS[-1], "that is how long it is expected to stay open"
 
 
+def test_memory_gathers_for_a_large_session_of_a_tenant_within_its_part() -> None:
+    world = two_tenants()
+    episode_of_short(world)
+    large = request(world, SHORT, mem=100 * ROOM // 2)
+    world.plan()
+    assert not open_of(world, SHORT)
+    for session in open_of(world, LONG)[:2]:
+        close(world, session)
+        world.plan()
+    assert open_of(world, SHORT) == [large]
+
+
 def test_sessions_that_are_held_back_do_not_hide_those_of_other_tenants() -> None:
     """So many of the first tenant wait that the walk leaves it out."""
     world = two_tenants(late=TenantSpec("late"))

@@ -37,7 +37,8 @@ class KeptUnits:
         return self._parts.held_back
 
     def may_take(self, tenant: str, units: int, run_ns: int, waited_ns: int) -> bool:
-        """Returns whether a tenant may take so many units beside those that are kept.
+        """Returns whether a tenant may take so many units beside those that are kept. Whether they
+        are free is not asked, so one that needs more than is free may wait for them to gather.
 
         Args:
             tenant: the tenant.
@@ -45,8 +46,8 @@ class KeptUnits:
             run_ns: for how long it is expected to hold them.
             waited_ns: how long it has waited for them.
         """
-        return not self._parts.keep or self._parts.most(tenant, units, run_ns, self._free,
-                                                        waited_ns) >= units
+        return not units or not self._parts.keep or self._parts.most(
+            tenant, units, run_ns, max(units, self._free), waited_ns) >= units
 
     def take(self, tenant: str, units: int) -> None:
         """Counts units that a tenant takes."""
