@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tangram_hpc.domain import decision as de
@@ -92,6 +93,14 @@ class World:
         lease = self.ledger.leases.get(number)
         ran = self.now - lease.granted_at if lease is not None and lease.begun else 1
         return self.happen(ev.LeaseFinished(self.now, number, Outcome(state, exec_ns=ran), clean))
+
+    def plan_until(self, done: Callable[[], object], by: int) -> None:
+        """Goes on from deadline to deadline until `done`, which has to be so by that time."""
+        while not done():
+            at = self.scheduler.next_deadline()
+            assert self.now < at <= by, "nobody looks again in time"
+            self.now = at
+            self.plan()
 
     def drain(self) -> None:
         """Lets all that runs and waits complete."""

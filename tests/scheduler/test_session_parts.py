@@ -82,11 +82,8 @@ def test_no_memory_is_kept_for_ever() -> None:
     world = two_tenants()
     episode_of_short(world)
     began = world.now
-    while len(open_of(world, LONG)) < ROOM:
-        at = world.scheduler.next_deadline()
-        assert world.now < at <= began + 2 * PERIODS_NS[-1] + BALANCE_NS, "nobody looks in time"
-        world.now = at
-        world.plan()
+    world.plan_until(lambda: len(open_of(world, LONG)) == ROOM,
+                     began + 2 * PERIODS_NS[-1] + BALANCE_NS)
     assert world.now >= began + PERIODS_NS[-1]
 
 
@@ -104,11 +101,9 @@ def test_a_session_that_is_larger_than_its_tenants_part_opens_in_the_end() -> No
         close(world, each)
     large = request(world, LONG, mem=100 * (ROOM - 1))
     began = world.now
-    while not world.ledger.sessions[large].node:
-        world.plan()
-        at = world.scheduler.next_deadline()
-        assert world.now - began < 2 * PERIODS_NS[-1] + BALANCE_NS
-        world.now = max(world.now, at)
+    world.plan()
+    world.plan_until(lambda: world.ledger.sessions[large].node,
+                     began + 2 * PERIODS_NS[-1] + BALANCE_NS)
     assert world.now - began >= PERIODS_NS[-1], "that is how long it is expected to stay open"
 
 

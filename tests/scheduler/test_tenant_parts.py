@@ -112,11 +112,7 @@ def test_a_tenant_that_was_silent_for_long_has_nothing_kept() -> None:
     world = two_tenants()
     began = world.now
     turn_of_agents(world)
-    while held(world, "batch") < CPUS:
-        at = world.scheduler.next_deadline()
-        assert world.now < at <= began + 2 * LONGEST + BALANCE_NS, "nobody looks again in time"
-        world.now = at
-        world.plan()
+    world.plan_until(lambda: held(world, "batch") == CPUS, began + 2 * LONGEST + BALANCE_NS)
     assert world.now >= began + 2 * LONGEST
 
 

@@ -174,6 +174,25 @@ def test_a_priority_comes_first_and_leaves_the_rest() -> None:
     assert held(w) == {"low": 2, "high": 6}  # no running action falls below one core
 
 
+def test_tenants_share_cpus_after_the_clock_of_a_new_broker_was_set_back() -> None:
+    w = tenants(cpus=1, a=TenantSpec("a"), b=TenantSpec("b"), c=TenantSpec("c"))
+    for w.client in (1, 2, 3):
+        w.submit(1, resizable=False, profile=Profile(10 * S))
+    for start in (3600 * S, 10 * S):
+        w.now, got = start, Counter[int]()
+        if start == 10 * S:
+            w.happen(ev.BrokerStarted(w.now, "job", "elastic", "none"))
+        for _ in range(9):
+            w.plan()
+            (lease,) = w.ledger.leases.values()
+            got[client_of(lease.action)] += 1
+            w.now += 10 * S
+            w.finish(lease.action)
+            w.client = client_of(lease.action)
+            w.submit(1, resizable=False, profile=Profile(10 * S))
+        assert got == {1: 3, 2: 3, 3: 3}
+
+
 def test_endpoint_calls_follow_the_shares() -> None:
     w = tenants(a=TenantSpec("a", 3), b=TenantSpec("b"))
     w.happen(ev.EndpointDeclared(0, EndpointSpec("e", 4, 0, MICRO)))

@@ -260,7 +260,9 @@ def _begin(ledger: Ledger, lease: LeaseEntry, node: NodeEntry, at: int) -> None:
 
 
 def _count(ledger: Ledger, lease: LeaseEntry, sign: int) -> None:
-    """Counts what a lease holds for its tenant, when it begins (1) and when it ends (-1)."""
+    """Counts what a lease holds for its tenant, when it begins (1) and when it ends (-1). A call of
+    an endpoint counts for as long as the rate leaves for each call, if it was shorter.
+    """
     for resource, units in lease.holds():
         ledger.tenants.use(resource).take(lease.tenant, sign * units)
     if sign < 0 and (endpoint := endpoint_of(lease.key)):

@@ -17,7 +17,9 @@ from ..state.rate_limit import declared_again, full
 from ..state.scheduler_state import SchedulerState
 from ..state.tenant_use import LAG_NS
 
-_LAG_CALLS = 8  # a tenant that was kept waiting is owed what so many calls cost, at least
+# Where the rate is the limit few calls run at once, and what these hold in LAG_NS is less than one
+# call costs. So a tenant may be owed what all concurrent calls hold in LAG_NS, or so many calls.
+_LAG_CALLS = 8
 
 
 def on_endpoint_declared(state: SchedulerState, event: ev.EndpointDeclared) -> list[Decision]:

@@ -75,8 +75,8 @@ class ResourceUse:
     Attributes:
         name: the resource: `cpu`, `gpu`, `mem`, `nothing` or `endpoint:NAME`.
         counted: whether starts count instead of the time for which units are held.
-        lag_ns: by how many unit-nanoseconds a tenant may be behind if the first one holds only a
-            few units, where the shares of units that are few are owed for longer than LAG_NS.
+        lag_ns: what a tenant may be owed at least, in unit-nanoseconds, however few units the
+            tenant holds that is most ahead (see `_bound_lag`).
         tenants: by name, those that ever used the resource or waited for it.
     """
 
@@ -209,7 +209,9 @@ class ResourceUse:
         use.used = max(use.used, floor * use.spec.shares // _SCALE)
 
     def _bound_lag(self, use: TenantUse) -> None:
-        """Forgets what a tenant is behind by more than LAG_NS; something else kept it waiting."""
+        """Forgets what a tenant is behind by more than the first one holds in LAG_NS, or by more
+        than `lag_ns` if that is more; something else kept it waiting.
+        """
         first = self._first
         if first is not None and first is not use and first.held:
             behind = max(LAG_NS * first.held, self.lag_ns) * _SCALE // first.spec.shares

@@ -19,22 +19,22 @@ from .tenant_parts import BALANCE_NS, RecentUse
 
 
 class _Seen(NamedTuple):
-    """What decides whether calls that were held back may start: if it is as it was, only time can
-    have changed that.
+    """The state of an endpoint when some of its calls were held back. While it stays the same, only
+    the passage of time can let these calls start.
 
     Attributes:
         waiting: how many calls wait.
         busy: how many run.
         ended: how many have ended.
-        starts: how many the quota allows now.
-        most: how many may run at once.
+        starts: how many the quota lets start now.
+        concurrency: how many may run at once.
     """
 
     waiting: int
     busy: int
     ended: int
     starts: int
-    most: int
+    concurrency: int
 
 
 class ElasticEndpoints:

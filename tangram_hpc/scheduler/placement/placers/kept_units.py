@@ -1,7 +1,8 @@
-"""Keeps units of one resource for tenants that used them lately, where nobody gives units back: an
-endpoint's concurrent calls, the memory of sessions. Pure.
+"""Keeps the concurrent calls of an endpoint, and the memory of sessions, for the tenants that used
+them lately. Pure.
 
-The rules are those of `tenant_parts`, as for rigid actions on CPUs.
+Calls and sessions give nothing back before they end. So the rules are those for rigid actions on
+CPUs (`tenant_parts`).
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class KeptUnits:
         return self._parts.held_back
 
     def may_take(self, tenant: str, units: int, run_ns: int, waited_ns: int) -> bool:
-        """Returns whether a tenant may take so many units beside those that are kept. Whether they
-        are free is not asked, so one that needs more than is free may wait for them to gather.
+        """Returns whether a tenant may take so many units beside those that are kept. They need not
+        be free yet: for a large session the caller lets memory gather.
 
         Args:
             tenant: the tenant.
@@ -50,7 +51,7 @@ class KeptUnits:
             tenant, units, run_ns, max(units, self._free), waited_ns) >= units
 
     def take(self, tenant: str, units: int) -> None:
-        """Counts units that a tenant takes."""
+        """Counts units that a tenant takes in this cycle."""
         self._free -= units
         self._parts.choose(tenant, units, units)
         self._recent.add(tenant, units, self._now)

@@ -37,7 +37,8 @@ from .tenant_parts import PERIODS_NS
 
 KEPT_MOST = 8  # nodes that are kept, of those that could hold a session
 BLOCKED_MOST = 64  # sessions of a kind without room after which its nodes are closed for the cycle
-EXPECTED_NS = PERIODS_NS[-1]  # how long a session is expected to stay open
+# Nobody knows how long a session will stay open, so the longest period counts for what is kept.
+EXPECTED_NS = PERIODS_NS[-1]
 # Part of its CPUs by which the load of a node with the snapshot may be above the least one.
 AHEAD = 0.125
 
@@ -91,7 +92,7 @@ class _TenantsRoom:
         return False
 
     def opened(self, session: SessionEntry, tenant: str) -> None:
-        """Counts a session that opens."""
+        """Counts the memory and CPUs of a session that opens for its tenant."""
         if self._kept is not None:
             self._kept.take(tenant, session.spec.mem_mib)
         if self.memory is not None and self._cores is not None:

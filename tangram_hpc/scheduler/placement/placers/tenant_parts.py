@@ -1,5 +1,6 @@
-"""Tells which part of a node's CPUs, or of an endpoint's concurrent calls, each tenant may count
-on, and keeps what it may need soon. Pure.
+"""Tells which part of the units of one place each tenant may count on, and keeps what it may need
+soon. A place is a node with its CPUs, an endpoint with its concurrent calls, or all nodes with
+their memory. Pure.
 
 Problem. Units that a tenant does not want go to others. An action that can be resized gives them
 back at once; any other holds them until it ends. So a tenant with short actions and pauses between
@@ -8,10 +9,11 @@ cluster that is only its part.
 
 Idea. A tenant's *part* of a node is what its shares make of the CPUs, among the tenants that use
 the node or wait for it. As many units of its part as a tenant held lately, less those that it holds
-now, are *kept* for it. How far back that looks depends on the action that would take them: at least
-AWAY times its run time, as far as PERIODS_NS go. A tenant that has been away for that long will
-hardly come back before a short action ends. Resizable actions may grow into kept units, as they
-give them back at once. Another action starts only beside them, unless one of these holds:
+now, are *kept* for it. What lately means depends on the action that would take the units: within
+AWAY times its run time, rounded up to one of PERIODS_NS, or within the longest of these. A tenant
+that has been away for that long will hardly come back before a short action ends. Resizable actions
+may grow into kept units, as they give them back at once. Another action starts only beside them,
+unless one of these holds:
 
 - It is expected to run for HORIZON_NS at most.
 - Its tenant has room in its own part. What the tenant's resizable actions can give back is room.
@@ -22,7 +24,8 @@ give them back at once. Another action starts only beside them, unless one of th
 So a tenant that was silent for twice the longest period has nothing kept, what was lent once is not
 taken away, and every action starts in the end.
 
-For an endpoint all of this holds of its concurrent calls, which are units that nobody gives back.
+Calls of endpoints and sessions give nothing back before they end, so for concurrent calls and
+memory the same rules hold as for rigid actions (`kept_units`).
 """
 
 from __future__ import annotations
@@ -63,7 +66,7 @@ class _Most:
 
 
 class _Recent:
-    """What a tenant held of one node or endpoint lately.
+    """What a tenant held in one place lately.
 
     Attributes:
         now: what it holds since it was last noted.
@@ -92,7 +95,7 @@ def _roll(use: _Most, period: int, units: int, until: int) -> None:
 
 
 class RecentUse:
-    """Remembers the most units that each tenant held of one node or endpoint lately."""
+    """Remembers the most units that each tenant held in one place lately."""
 
     __slots__ = ("_of",)
 
@@ -109,9 +112,7 @@ class RecentUse:
             changed_at: since when a tenant has held no other number, if that is known; epoch ns.
         """
         for tenant in dict.fromkeys((*self._of, *held)):
-            use = self._of.get(tenant)
-            if use is None:
-                use = self._of[tenant] = _Recent(now)
+            use = self._use(tenant, now)
             use.note(held.get(tenant, 0), now if changed_at is None else changed_at(tenant), now)
             longest = use.most[-1]
             if not longest.most and not longest.before:
@@ -119,12 +120,16 @@ class RecentUse:
 
     def add(self, tenant: str, units: int, now: int) -> None:
         """Notes `units` more that a tenant holds from `now` on; negative for fewer."""
-        use = self._of.get(tenant)
-        if use is None:
-            use = self._of[tenant] = _Recent(now)
+        use = self._use(tenant, now)
         use.now += units
         for each in use.most:
             each.most = max(each.most, use.now)
+
+    def _use(self, tenant: str, now: int) -> _Recent:
+        use = self._of.get(tenant)
+        if use is None:
+            use = self._of[tenant] = _Recent(now)
+        return use
 
     def most(self, tenant: str, period: int) -> int:
         """Returns the most that a tenant held within one of PERIODS_NS, and up to twice that."""
@@ -138,11 +143,11 @@ class RecentUse:
 
 @dataclass(slots=True)
 class Held:
-    """The units that a tenant's leases hold, of one node or endpoint.
+    """The units that a tenant holds in one place.
 
     Attributes:
-        units: how many they hold.
-        solid: how many of these they keep until they end; resizable ones keep one each.
+        units: how many it holds.
+        solid: how many of these its actions keep until they end; resizable ones keep one each.
         lately: how many of these count for what the tenant held lately.
     """
 
@@ -153,7 +158,7 @@ class Held:
 
 @dataclass(slots=True)
 class _Part:
-    """What one tenant may count on, of one node or endpoint.
+    """What one tenant may count on in one place.
 
     Attributes:
         units: its part of the units.
@@ -161,7 +166,7 @@ class _Part:
         room: how many of these it may still give in this pass to actions that keep them.
         lately: the most units of its part that it held lately, by period.
         has: how many units it holds.
-        most: how many more units its limit allows.
+        allowed: how many more units its limit allows.
     """
 
     units: int
@@ -169,20 +174,20 @@ class _Part:
     room: int
     lately: list[int]
     has: int
-    most: int
+    allowed: int
 
     def kept(self, period: int = -1) -> int:
         """Returns how many units are kept for it from actions for which this period counts."""
-        return max(0, min(self.lately[period] - self.has, self.most))
+        return max(0, min(self.lately[period] - self.has, self.allowed))
 
 
 class TenantParts:
-    """The parts of the tenants of one node or endpoint during one pass, which draws them down.
+    """The parts of the tenants of one place during one pass, which draws them down.
 
     Args:
-        units: how many CPUs the node offers, or how many calls of the endpoint may run at once.
+        units: how many units the place has.
         turns: the order of the tenants.
-        held: what the leases of each tenant hold of these.
+        held: what each tenant holds of these.
         wanting: the tenants whose actions may start there.
         recent: what tenants held there lately.
     """
@@ -259,5 +264,5 @@ class TenantParts:
         """
         part = self._of[tenant]
         part.room -= most
-        part.has, part.most = part.has + least, part.most - least
+        part.has, part.allowed = part.has + least, part.allowed - least
         self._promised += most - least
