@@ -14,7 +14,8 @@ from .estimator import Estimator, work_of
 from .speed import run_ns
 
 ONE = 1 << 20
-HORIZON = 4  # how far ahead calls are expected, in restores of the service
+HORIZON = 4  # calls are expected for 4 restores of the service ahead ...
+RUNS = 8  # ... or for 8 runs of a call on the fewest GPUs, whichever is longer
 YOUNG = 8  # a rate is taken over at least 1/8 of a horizon
 HORIZON_MIN_NS = 1_000_000_000
 ADDED = 500  # what is assumed of a service before it has run a batch; see `Demand.added`
@@ -23,27 +24,33 @@ PACE = 32  # each call of a batch counts for 1/32 of what is learned
 CallKind = tuple[str, tuple[int, ...]]  # service, degrees
 
 
-def horizon_ns(restore_ns: int) -> int:
-    """Returns how far ahead calls of a service with this restore time are expected, in ns."""
-    return max(HORIZON_MIN_NS, HORIZON * restore_ns)
+def horizon_ns(restore_ns: int, call_ns: int = 0) -> int:
+    """Returns how far ahead calls of a service are expected, in ns.
+
+    Args:
+        restore_ns: how long a restore of the service takes.
+        call_ns: how long a call runs on the fewest GPUs.
+    """
+    return max(HORIZON_MIN_NS, HORIZON * restore_ns, RUNS * call_ns)
 
 
 class Calls:
     """The calls of one kind.
 
     Attributes:
-        horizon: how far ahead calls are expected, in ns.
+        horizon: how far ahead calls are expected, in ns; it follows the work of the calls.
         serial: the estimated serial fraction of a call, in 1/1000.
         work_ns: the moving mean of the estimated work of a call, on one unit.
         alone_ns: the moving mean of the work of calls that ran alone, on one unit; 0 before one
             has.
     """
 
-    __slots__ = ("_at", "_first", "_x", "alone_ns", "horizon", "serial", "work_ns")
+    __slots__ = ("_at", "_first", "_gpus_min", "_x", "alone_ns", "horizon", "serial", "work_ns")
 
-    def __init__(self, horizon: int, serial: int, work_ns: int) -> None:
-        self.horizon, self._x, self._at, self._first = horizon, 0, 0, 0
+    def __init__(self, gpus_min: int, serial: int, work_ns: int) -> None:
+        self._gpus_min, self._x, self._at, self._first = gpus_min, 0, 0, 0
         self.serial, self.work_ns, self.alone_ns = serial, work_ns, 0
+        self.horizon = HORIZON_MIN_NS
 
     def expected(self, now: int) -> int:
         """How many calls are expected within the horizon, in 1/ONE; changes nothing."""
@@ -52,20 +59,26 @@ class Calls:
 
     def steady(self, now: int) -> int:
         """How many calls are expected within the horizon at the rate seen since the first call, in
-        1/ONE. The count is scaled up while less than one horizon has passed since then.
+        1/ONE. A steady rate has filled 1 - exp(-seen / horizon) of the count, for which
+        1 - 1 / (1 + y + y^2 / 2) stands, y = seen / horizon.
         """
-        seen = max(now - self._first, self.horizon // YOUNG)
-        return self.expected(now) * self.horizon // min(seen, self.horizon)
+        h = self.horizon
+        seen = max(now - self._first, h // YOUNG)
+        filled = seen * (2 * h + seen)
+        return self.expected(now) * (2 * h * h + filled) // filled
 
     def is_young(self, now: int) -> bool:
         """Whether the first call came less than a horizon ago, so that the rate is a guess."""
         return now - self._first < self.horizon
 
-    def came(self, now: int, serial: int, work_ns: int) -> None:
-        """Counts one more call, with its estimated serial fraction and work."""
+    def came(self, now: int, serial: int, work_ns: int, restore_ns: int) -> None:
+        """Counts one more call, with its estimated serial fraction and work, and the time that a
+        restore of the service takes.
+        """
         self._first = self._first or now
         self._x, self._at = self.expected(now) + ONE, now
         self.serial, self.work_ns = serial, self.work_ns + (work_ns - self.work_ns) // 8
+        self.horizon = horizon_ns(restore_ns, run_ns(self.work_ns, serial, self._gpus_min))
 
 
 class Demand:
@@ -134,5 +147,5 @@ class Demand:
         serial, work = estimator.estimate(action)
         if kind not in self.kinds:
             self.of_service.setdefault(service, []).append(kind)
-            self.kinds[kind] = Calls(horizon_ns(restore_ns), serial, work)
-        self.kinds[kind].came(now, serial, work)
+            self.kinds[kind] = Calls(action.degrees[0], serial, work)
+        self.kinds[kind].came(now, serial, work, restore_ns)

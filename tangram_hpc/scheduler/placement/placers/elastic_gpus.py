@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection
+from typing import NamedTuple
 
 from ....domain.ids import client_of
 from ....domain.service import service_of
@@ -58,6 +59,22 @@ KEPT_LIMITS = 2  # kept copies of other tenants are taken after so many starvati
 OVER = (3, 4)  # a wide copy may be split if its width loads more than this part of all GPUs
 
 Spot = tuple[int, int, int, tuple[int, ...], NodeView]  # loss, last used, node, GPUs, node
+
+
+class _Load(NamedTuple):
+    """The GPUs that all kinds need at one width of their copies, in 1/ONE.
+
+    Attributes:
+        resident: if all services are resident beside each other.
+        restoring: if they take turns and each call waits for a restore.
+    """
+
+    resident: int
+    restoring: int
+
+    def missing(self, total: int) -> int:
+        """Returns the part of the copies, in 1/ONE, for which `total` GPUs have no room."""
+        return max(0, ONE - total * ONE // max(1, self.resident))
 
 
 def chance(calls: int) -> int:
@@ -101,7 +118,7 @@ class _Cycle:
         self._drains = False  # the copies on the booked block take no further calls
         # copies -> cost of parking them together.
         self._losses: dict[tuple[PlacedCopy, ...], int] = {}
-        self._loads: dict[int, int] = {}
+        self._loads: dict[int, _Load] = {}
         self._parts: GpuParts | None = None  # None unless several tenants use the GPUs
         if self._turns is not None:
             parts = GpuParts(view.ledger, self._copies, self._turns, self._now)
@@ -283,8 +300,8 @@ class _Cycle:
                 use += n * ONE // served
         return min(ONE, use)
 
-    def _load(self, size: int) -> int:
-        """Returns the GPUs that all kinds need if each call runs on at most `size` GPUs, in 1/ONE.
+    def _load(self, size: int) -> _Load:
+        """Returns what all kinds need if each call runs on at most `size` GPUs.
 
         Each kind counts with its load, or with the chance that a call comes at all if that is more.
         A service that was never called counts once with its smallest degree. Calls of a service
@@ -293,27 +310,41 @@ class _Cycle:
         batch, and too narrow a one is hard to get rid of.
         """
         if size not in self._loads:
-            total, services = 0, self._view.ledger.services
+            resident, restoring, services = 0, 0, self._view.ledger.services
             if len(services) > len(self._demand.of_service):
-                total = ONE * sum(spec.degrees[0] for name, spec in services.items()
-                                  if name not in self._demand.of_service)
+                resident = ONE * sum(spec.degrees[0] for name, spec in services.items()
+                                     if name not in self._demand.of_service)
             for (service, degrees), calls in self._demand.kinds.items():
                 d = max(x for x in degrees if x <= max(size, degrees[0]))
-                batches = services[service].batch > 1
-                young = batches and calls.is_young(self._now)
+                spec = services[service]
+                young = spec.batch > 1 and calls.is_young(self._now)
                 expected = calls.expected(self._now) if young else calls.steady(self._now)
-                run = self._demand.share(service, services[service].batch,
+                run = self._demand.share(service, spec.batch,
                                          run_ns(calls.work_ns, calls.serial, d))
                 busy = expected * run // calls.horizon
-                total += max(chance(expected), busy * RHO[1] // RHO[0]) * d
-            self._loads[size] = total
+                resident += max(chance(expected), busy * RHO[1] // RHO[0]) * d
+                busy = expected * (run + spec.restore_ns) // calls.horizon
+                restoring += busy * RHO[1] // RHO[0] * d
+            self._loads[size] = _Load(resident, restoring)
         return self._loads[size]
 
-    def _wide(self, degrees: tuple[int, ...]) -> int:
-        """Returns the largest degree on which all expected calls still fit on the GPUs."""
-        best = degrees[0]
-        for d in degrees[1:]:
-            if self._load(d) > self._copies.total * ONE:
+    def _wide(self, want: ActionShape, most: int) -> int:
+        """Returns the largest degree of at most `most` GPUs on which the expected calls still fit.
+
+        Where not all services fit beside each other, they fit in turns: a wider degree is taken
+        if the GPUs carry the load with a restore for each call, and if a call gains more run time
+        by the width than the restores cost that it adds.
+        """
+        best, total = want.degrees[0], self._copies.total * ONE
+        calls, restore = self._calls(want), self._restore(service_of(want.key))
+        for d in want.degrees[1:]:
+            load = self._load(d)
+            if d > most or load.resident > total < load.restoring:
+                break
+            gain = (run_ns(calls.work_ns, calls.serial, best)
+                    - run_ns(calls.work_ns, calls.serial, d))
+            missing = load.missing(total) - self._load(best).missing(total)
+            if load.resident > total and gain <= restore * missing >> 20:
                 break
             best = d
         return best
@@ -492,16 +523,15 @@ class _Cycle:
             if (copy.size == want.degrees[0] or not self._copies.is_idle(copy)
                     or self._is_booked(copy.node, copy.gpus)):
                 continue
-            top = self._wide(tuple(d for d in want.degrees if d < copy.size))
-            stay = run_ns(calls.work_ns, calls.serial, copy.size)
-            go, parts = run_ns(calls.work_ns, calls.serial, top), copy.size // top
-            each = q.n // len(fit)
+            runs = {d: run_ns(calls.work_ns, calls.serial, d) for d in want.degrees}
+            stay, each = runs[copy.size], q.n // len(fit)
             coming = each + (2 * calls.expected(self._now) // len(fit) >> 20)
-            load = self._load(copy.size) * RHO[0] // RHO[1]
-            total = self._copies.total * ONE
-            if each * stay <= restore or load * OVER[1] <= total * OVER[0]:
+            load, total = self._load(copy.size).resident * RHO[0] // RHO[1], self._copies.total
+            if each * stay <= restore or load * OVER[1] <= total * ONE * OVER[0]:
                 continue
-            if load > total or coming * stay > 2 * restore + coming * go // parts:
+            top = min((d for d in want.degrees if d < copy.size),
+                      key=lambda d: (runs[d] * (copy.size + coming * d), d))
+            if coming * stay > 2 * restore + coming * runs[top] * top // copy.size:
                 for k in range(0, copy.size, top):
                     head = q.head()
                     if head is not None and self._room(head) >= top:
@@ -517,8 +547,8 @@ class _Cycle:
         and the loss of the parked copies.
         """
         room = self._room(self._queues[want].head())
-        top = self._wide(tuple(d for d in want.degrees if d <= max(room, want.degrees[0])))
-        if top <= copy.size or self._load(top) > self._copies.total * ONE:
+        top = self._wide(want, room)
+        if top <= copy.size:
             return False
         calls, restore = self._calls(want), self._restore(service_of(want.key))
         gain = (run_ns(calls.work_ns, calls.serial, copy.size)
@@ -562,19 +592,22 @@ class _Cycle:
         """Returns the cost in ns and the block of the cheapest new copy, over all degrees that the
         limits of the call's tenant allow.
         """
-        top = min(self._wide(want.degrees), self._room(head))
+        top, service = self._wide(want, self._room(head)), service_of(want.key)
         best: tuple[int, Spot] | None = None
-        calls, restore = self._calls(want), self._restore(service_of(want.key))
+        calls, restore = self._calls(want), self._restore(service)
         narrow = run_ns(calls.work_ns, calls.serial, want.degrees[0])
         often = WIDE * (ONE + calls.expected(self._now))
-        batch = self._view.ledger.services[service_of(want.key)].batch
-        if restore > LONG * narrow and calls.is_young(self._now) and batch == 1:
+        services = self._view.ledger.services
+        if (restore > LONG * narrow and calls.is_young(self._now)
+                and services[service].batch == 1):
             # The rate is not known yet: only waiting calls count. With batches a wide copy is no
             # waste, see `_load`.
             often = ONE * self._queues[want].n
+        held = sum(c.size for c in self._copies.of.get(service, ()))
+        even = min(self._copies.total // len(services), self._copies.total // 2) - held
         for d in want.degrees:
             run = run_ns(calls.work_ns, calls.serial, d)
-            if best is not None and (narrow - run) * often >> 20 <= restore:
+            if best is not None and d > even and (narrow - run) * often >> 20 <= restore:
                 break
             spot = self._spot(want, d, head) if d <= top else None
             if spot is not None:
