@@ -7,9 +7,10 @@ durations. The ratio of a cell is to the better rule; above 1 means that this ru
 `elastic`. The line names the worst cells, and the longest wait of calls that need several GPUs,
 under `elastic` and under the better rule.
 
-With `--few` the cells are one, two and four services on one node of 8 GPUs, whose calls run on 1 to
-8 GPUs each and in batches of up to 8. `--added` is what each further call adds to the run time of a
-batch, as a part of its own.
+With `--low` the calls take 2 to 40 % of the GPUs' time, as where a trainer calls its reward models
+once in a while, and there are fewer services. With `--few` the cells are one, two and four services
+on one node of 8 GPUs, whose calls run on 1 to 8 GPUs each and in batches of up to 8. `--added` is
+what each further call adds to the run time of a batch, as a part of its own.
 """
 
 from __future__ import annotations
@@ -47,6 +48,16 @@ def drawn(seed: int, count: int, calls: int = 400) -> list[cells.Cell]:
             rng.choice((.4, .8, 1.3)), rng.random() < .5, rng.choice((1, 1, 1, 8)),
             calls if gpus <= cells.NODE_GPUS else 2 * calls))
     return found
+
+
+def low(seed: int, count: int) -> list[cells.Cell]:
+    """Draws cells of low loads at random."""
+    rng = random.Random(seed)
+    return [cells.Cell(
+        seed * 1000 + i, rng.choice((1, 1, 2, 3, 6, 12)), rng.choice((4, 8, 8, 16)),
+        RESTORES_S[i % len(RESTORES_S)], rng.choice(("one", "any", "any", "mixed")),
+        rng.random() < .5, rng.choice((.02, .05, .1, .2, .4)), rng.random() < .5,
+        calls=rng.choice((30, 100, 300))) for i in range(count)]
 
 
 def few(seed: int) -> list[cells.Cell]:
@@ -100,18 +111,23 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--tiny", action="store_true", help="few seconds, for the tests")
     p.add_argument("--seed", type=int, default=SEED)
-    p.add_argument("--few", action="store_true", help="few services with batches")
+    kind = p.add_mutually_exclusive_group()
+    kind.add_argument("--few", action="store_true", help="few services with batches")
+    kind.add_argument("--low", action="store_true", help="low loads")
     p.add_argument("--added", type=float, default=cells.BATCH_REST, help="see above")
     args = p.parse_args()
-    if args.few:
+    if args.tiny:
+        chosen = drawn(args.seed, 4, 40) + low(args.seed, 4)
+    elif args.few:
         chosen = few(args.seed)
     else:
-        chosen = drawn(args.seed, 4, 40) if args.tiny else drawn(args.seed, COUNT)
+        chosen = (low if args.low else drawn)(args.seed, COUNT)
     cells.BATCH_REST = args.added
     with multiprocessing.Pool(len(os.sched_getaffinity(0))) as pool:
         rows = [row for some in pool.imap(compared, chosen) for row in some]
-    common.line("gpu_services", {"seed": args.seed, "few": args.few, "added": args.added,
-                                 "cells": len(chosen), "bound": BOUND}, figures(rows))
+    common.line("gpu_services", {"seed": args.seed, "few": args.few, "low": args.low,
+                                 "added": args.added, "cells": len(chosen), "bound": BOUND},
+                figures(rows))
 
 
 if __name__ == "__main__":

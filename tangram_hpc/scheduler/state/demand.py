@@ -2,8 +2,9 @@
 a call adds to a batch.
 
 A kind is a service and the degrees of its calls. A rate is a count that fades as x * h / (h + dt)
-between calls, with h the horizon, so no exponential is needed and whole numbers suffice. Only the
-ledger's events change it, so a replay learns the same.
+between calls, so no exponential is needed and whole numbers suffice. Each kind has two of them: h
+is the horizon for the calls that are expected soon, and the window for the load. Only the ledger's
+events change them, so a replay learns the same.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from .estimator import Estimator, work_of
 from .speed import run_ns
 
 ONE = 1 << 20
-HORIZON = 4  # calls are expected for 4 restores of the service ahead ...
-RUNS = 8  # ... or for 8 runs of a call on the fewest GPUs, whichever is longer
-YOUNG = 8  # a rate is taken over at least 1/8 of a horizon
+HORIZON = 4  # how far ahead calls are expected, in restores of the service
+YOUNG = 8  # a rate is taken over at least 1/8 of a horizon or window
+WINDOW = 8  # the load is taken over at least 8 runs of a call on the fewest GPUs
 HORIZON_MIN_NS = 1_000_000_000
 ADDED = 500  # what is assumed of a service before it has run a batch; see `Demand.added`
 PACE = 32  # each call of a batch counts for 1/32 of what is learned
@@ -24,61 +25,75 @@ PACE = 32  # each call of a batch counts for 1/32 of what is learned
 CallKind = tuple[str, tuple[int, ...]]  # service, degrees
 
 
-def horizon_ns(restore_ns: int, call_ns: int = 0) -> int:
-    """Returns how far ahead calls of a service are expected, in ns.
-
-    Args:
-        restore_ns: how long a restore of the service takes.
-        call_ns: how long a call runs on the fewest GPUs.
-    """
-    return max(HORIZON_MIN_NS, HORIZON * restore_ns, RUNS * call_ns)
+def horizon_ns(restore_ns: int) -> int:
+    """Returns how far ahead calls of a service with this restore time are expected, in ns."""
+    return max(HORIZON_MIN_NS, HORIZON * restore_ns)
 
 
 class Calls:
     """The calls of one kind.
 
     Attributes:
-        horizon: how far ahead calls are expected, in ns; it follows the work of the calls.
+        horizon: how far ahead calls are expected, in ns.
+        window: over how long a time their load is taken, in ns. It is at least a horizon, and it
+            follows the work of the calls: one long call is not yet a load.
         serial: the estimated serial fraction of a call, in 1/1000.
         work_ns: the moving mean of the estimated work of a call, on one unit.
         alone_ns: the moving mean of the work of calls that ran alone, on one unit; 0 before one
             has.
     """
 
-    __slots__ = ("_at", "_first", "_gpus_min", "_x", "alone_ns", "horizon", "serial", "work_ns")
+    __slots__ = ("_at", "_first", "_gpus_min", "_in_window", "_x", "alone_ns", "horizon", "serial",
+                 "window", "work_ns")
 
-    def __init__(self, gpus_min: int, serial: int, work_ns: int) -> None:
-        self._gpus_min, self._x, self._at, self._first = gpus_min, 0, 0, 0
+    def __init__(self, horizon: int, gpus_min: int, serial: int, work_ns: int) -> None:
+        self.horizon, self._x, self._at, self._first = horizon, 0, 0, 0
+        self.window, self._in_window, self._gpus_min = horizon, 0, gpus_min
         self.serial, self.work_ns, self.alone_ns = serial, work_ns, 0
-        self.horizon = HORIZON_MIN_NS
 
     def expected(self, now: int) -> int:
         """How many calls are expected within the horizon, in 1/ONE; changes nothing."""
+        return self._faded(self._x, self.horizon, now)
+
+    def _faded(self, count: int, over: int, now: int) -> int:
         since = now - self._at
-        return self._x * self.horizon // (self.horizon + since) if since > 0 else self._x
+        return count * over // (over + since) if since > 0 else count
+
+    def in_window(self, now: int, scaled: bool) -> int:
+        """How many calls come within a window, in 1/ONE; changes nothing.
+
+        Args:
+            now: the time, in epoch ns.
+            scaled: whether the count is scaled up for the part of it that a steady rate has not
+                filled yet: exp(-y), for which 1 / (1 + y + y^2 / 2) stands, with y the windows that
+                have passed since the first call.
+        """
+        count, w = self._faded(self._in_window, self.window, now), self.window
+        if not scaled:
+            return count
+        seen = max(now - self._first, w // YOUNG)
+        filled = seen * (2 * w + seen)
+        return count * (2 * w * w + filled) // filled
 
     def steady(self, now: int) -> int:
         """How many calls are expected within the horizon at the rate seen since the first call, in
-        1/ONE. A steady rate has filled 1 - exp(-seen / horizon) of the count, for which
-        1 - 1 / (1 + y + y^2 / 2) stands, y = seen / horizon.
+        1/ONE. The count is scaled up while less than one horizon has passed since then.
         """
-        h = self.horizon
-        seen = max(now - self._first, h // YOUNG)
-        filled = seen * (2 * h + seen)
-        return self.expected(now) * (2 * h * h + filled) // filled
+        seen = max(now - self._first, self.horizon // YOUNG)
+        return self.expected(now) * self.horizon // min(seen, self.horizon)
 
     def is_young(self, now: int) -> bool:
         """Whether the first call came less than a horizon ago, so that the rate is a guess."""
         return now - self._first < self.horizon
 
-    def came(self, now: int, serial: int, work_ns: int, restore_ns: int) -> None:
-        """Counts one more call, with its estimated serial fraction and work, and the time that a
-        restore of the service takes.
-        """
+    def came(self, now: int, serial: int, work_ns: int) -> None:
+        """Counts one more call, with its estimated serial fraction and work."""
         self._first = self._first or now
+        self._in_window = self.in_window(now, scaled=False) + ONE
         self._x, self._at = self.expected(now) + ONE, now
         self.serial, self.work_ns = serial, self.work_ns + (work_ns - self.work_ns) // 8
-        self.horizon = horizon_ns(restore_ns, run_ns(self.work_ns, serial, self._gpus_min))
+        run = run_ns(self.work_ns, serial, self._gpus_min)
+        self.window = max(self.horizon, WINDOW * run)
 
 
 class Demand:
@@ -147,5 +162,5 @@ class Demand:
         serial, work = estimator.estimate(action)
         if kind not in self.kinds:
             self.of_service.setdefault(service, []).append(kind)
-            self.kinds[kind] = Calls(action.degrees[0], serial, work)
-        self.kinds[kind].came(now, serial, work, restore_ns)
+            self.kinds[kind] = Calls(horizon_ns(restore_ns), action.degrees[0], serial, work)
+        self.kinds[kind].came(now, serial, work)

@@ -28,6 +28,11 @@ Nothing is kept from cycle to cycle. A cycle applies these rules in order:
    1 if there are none. `chance` is the chance that a call comes at all: x / (1 + x) of x expected
    calls. This rule parks no copy that has waiting calls, and none that is kept for another tenant.
    A copy to which the call's tenant has a claim may be parked, and costs nothing.
+
+*Widths.* A copy is at most as wide as the load allows (`_wide`): all services fit beside each other
+at that width, or they take turns and each call gains more by the width than it waits for restores.
+A service's even part of the GPUs may be used at once; beyond it a wide copy must be worth a restore
+(`_cheapest`).
 """
 
 from __future__ import annotations
@@ -66,14 +71,17 @@ class _Load(NamedTuple):
 
     Attributes:
         resident: if all services are resident beside each other.
-        restoring: if they take turns and each call waits for a restore.
+        restoring: if they take turns and each call waits for a restore. Services that nobody calls
+            need nothing then.
     """
 
     resident: int
     restoring: int
 
     def missing(self, total: int) -> int:
-        """Returns the part of the copies, in 1/ONE, for which `total` GPUs have no room."""
+        """Returns which part of the GPUs for all services are not there if there are `total`, in
+        1/ONE. It is about the chance that a call finds no copy of its service.
+        """
         return max(0, ONE - total * ONE // max(1, self.resident))
 
 
@@ -305,9 +313,9 @@ class _Cycle:
 
         Each kind counts with its load, or with the chance that a call comes at all if that is more.
         A service that was never called counts once with its smallest degree. Calls of a service
-        with batches count with their share in a full batch, because batches fill up under load. A
-        young rate of such a service is not scaled up: too wide a copy can carry more calls in each
-        batch, and too narrow a one is hard to get rid of.
+        with batches count with their share in a batch, and batches fill up under load. A young rate
+        of such a service is not scaled up: too wide a copy can carry more calls in each batch, and
+        too narrow a one is hard to get rid of.
         """
         if size not in self._loads:
             resident, restoring, services = 0, 0, self._view.ledger.services
@@ -319,12 +327,14 @@ class _Cycle:
                 spec = services[service]
                 young = spec.batch > 1 and calls.is_young(self._now)
                 expected = calls.expected(self._now) if young else calls.steady(self._now)
-                run = self._demand.share(service, spec.batch,
-                                         run_ns(calls.work_ns, calls.serial, d))
-                busy = expected * run // calls.horizon
-                resident += max(chance(expected), busy * RHO[1] // RHO[0]) * d
-                busy = expected * (run + spec.restore_ns) // calls.horizon
-                restoring += busy * RHO[1] // RHO[0] * d
+                came = calls.in_window(self._now, scaled=not young) * RHO[1] // RHO[0]
+                alone = run_ns(calls.work_ns, calls.serial, d)
+                # A batch has about as many calls as come while one runs, for each copy that the
+                # GPUs could have.
+                full = 1 + (came * alone // calls.window * d // self._copies.total >> 20)
+                run = self._demand.share(service, min(spec.batch, full), alone)
+                resident += max(chance(expected), came * run // calls.window) * d
+                restoring += came * (run + spec.restore_ns) // calls.window * d
             self._loads[size] = _Load(resident, restoring)
         return self._loads[size]
 
@@ -510,12 +520,13 @@ class _Cycle:
         return self._copies.free_at(copy, self._now)
 
     def _split(self, want: ActionShape) -> None:
-        """Replaces an idle copy that is wider than the expected load allows by narrower copies.
+        """Replaces an idle copy that is too wide for the expected load by narrower copies.
 
-        It does so if the waiting calls, and the calls expected within two horizons, then end
-        sooner. With `coming` calls for each copy, the sum of all their ends is about coming^2/2
-        runs on one wide copy. On k narrow copies it is a restore for each call and coming^2/2k
-        narrow runs.
+        It does so if the load exceeds the GPUs, or if the waiting calls, and the calls expected
+        within two horizons, then end sooner. With `coming` calls for each copy, the sum of all
+        their ends is about coming^2/2 runs on one wide copy. On k narrow copies it is a restore for
+        each call and coming^2/2k narrow runs. The new width is that on which the last of them ends
+        first, `coming / k` runs and its own.
         """
         q, restore = self._queues[want], self._restore(service_of(want.key))
         fit, calls = self._copies.usable(want), self._calls(want)
@@ -531,7 +542,8 @@ class _Cycle:
                 continue
             top = min((d for d in want.degrees if d < copy.size),
                       key=lambda d: (runs[d] * (copy.size + coming * d), d))
-            if coming * stay > 2 * restore + coming * runs[top] * top // copy.size:
+            split = 2 * restore + coming * runs[top] * top // copy.size
+            if load > total * ONE or coming * stay > split:
                 for k in range(0, copy.size, top):
                     head = q.head()
                     if head is not None and self._room(head) >= top:
@@ -590,7 +602,11 @@ class _Cycle:
 
     def _cheapest(self, want: ActionShape, price: int, head: Next) -> tuple[int, Spot]:
         """Returns the cost in ns and the block of the cheapest new copy, over all degrees that the
-        limits of the call's tenant allow.
+        load and the limits of the call's tenant allow.
+
+        A copy within the service's even part of the GPUs takes nothing from other services, so it
+        may be as wide as that. It takes half of all GPUs at most, because the load is not known
+        when the first call of the only service comes. A wider one must save the time of a restore.
         """
         top, service = self._wide(want, self._room(head)), service_of(want.key)
         best: tuple[int, Spot] | None = None
@@ -604,7 +620,7 @@ class _Cycle:
             # waste, see `_load`.
             often = ONE * self._queues[want].n
         held = sum(c.size for c in self._copies.of.get(service, ()))
-        even = min(self._copies.total // len(services), self._copies.total // 2) - held
+        even = self._copies.total // max(2, len(services)) - held
         for d in want.degrees:
             run = run_ns(calls.work_ns, calls.serial, d)
             if best is not None and d > even and (narrow - run) * often >> 20 <= restore:
