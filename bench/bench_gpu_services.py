@@ -107,7 +107,7 @@ def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Prints one line."""
+    """Prints the line of the chosen cells."""
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--tiny", action="store_true", help="few seconds, for the tests")
     p.add_argument("--seed", type=int, default=SEED)

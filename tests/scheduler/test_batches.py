@@ -249,3 +249,15 @@ def test_copies_are_wide_where_full_batches_can_carry_the_load(batch: int, wides
             w.id(), "x", Kind.CALL, (1, 2, 4, 8), "service:a", profile=Profile(2 * S, 50))))
     w.plan()
     assert max(len(lease.gpus) for lease in w.ledger.leases.values()) == widest
+
+
+def test_batches_that_do_not_fill_up_carry_less() -> None:
+    """4 calls of 2 s a second take all 8 GPUs, one GPU each. Batches of 16 on all 8 GPUs would
+    carry them, but only 2 calls come while one runs there."""
+    w = world(gpus=8, batch=16, services="a")
+    for _ in range(60):
+        w.now += S // 4
+        w.happen(ev.ActionSubmitted(w.now, Action(
+            w.id(), "x", Kind.CALL, (1, 2, 4, 8), "service:a", profile=Profile(2 * S, 50))))
+    w.plan()
+    assert max(len(lease.gpus) for lease in w.ledger.leases.values()) == 1

@@ -2,9 +2,9 @@
 a call adds to a batch.
 
 A kind is a service and the degrees of its calls. A rate is a count that fades as x * h / (h + dt)
-between calls, so no exponential is needed and whole numbers suffice. Each kind has two of them: h
-is the horizon for the calls that are expected soon, and the window for the load. Only the ledger's
-events change them, so a replay learns the same.
+between calls, so no exponential is needed and whole numbers suffice. Each kind has two such counts:
+one with the horizon as h, for the calls that are expected soon, and one with the window as h, for
+the load. Only the ledger's events change them, so a replay learns the same.
 """
 
 from __future__ import annotations
@@ -56,17 +56,20 @@ class Calls:
         return self._faded(self._x, self.horizon, now)
 
     def _faded(self, count: int, over: int, now: int) -> int:
+        """Returns what is left now of a count that fades over `over` ns."""
         since = now - self._at
         return count * over // (over + since) if since > 0 else count
 
     def in_window(self, now: int, scaled: bool) -> int:
         """How many calls come within a window, in 1/ONE; changes nothing.
 
+        At a steady rate the count has reached 1 - exp(-y) of its final value when y windows have
+        passed since the first call. For exp(-y) this takes 1 / (1 + y + y^2 / 2), which is a little
+        more. `steady` scales its count more coarsely, and is too low around one horizon.
+
         Args:
             now: the time, in epoch ns.
-            scaled: whether the count is scaled up for the part of it that a steady rate has not
-                filled yet: exp(-y), for which 1 / (1 + y + y^2 / 2) stands, with y the windows that
-                have passed since the first call.
+            scaled: whether to return the final value in place of the count itself.
         """
         count, w = self._faded(self._in_window, self.window, now), self.window
         if not scaled:

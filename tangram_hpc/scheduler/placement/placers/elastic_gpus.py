@@ -312,10 +312,10 @@ class _Cycle:
         """Returns what all kinds need if each call runs on at most `size` GPUs.
 
         Each kind counts with its load, or with the chance that a call comes at all if that is more.
-        A service that was never called counts once with its smallest degree. Calls of a service
-        with batches count with their share in a batch, and batches fill up under load. A young rate
-        of such a service is not scaled up: too wide a copy can carry more calls in each batch, and
-        too narrow a one is hard to get rid of.
+        A service that was never called counts once with its smallest degree. A call of a service
+        with batches counts with its share in the batch that the load fills. A young rate of such a
+        service is not scaled up: a copy that is too wide can carry more calls in each batch, and
+        one that is too narrow is hard to get rid of.
         """
         if size not in self._loads:
             resident, restoring, services = 0, 0, self._view.ledger.services
@@ -327,14 +327,15 @@ class _Cycle:
                 spec = services[service]
                 young = spec.batch > 1 and calls.is_young(self._now)
                 expected = calls.expected(self._now) if young else calls.steady(self._now)
-                came = calls.in_window(self._now, scaled=not young) * RHO[1] // RHO[0]
+                # calls in a window, more by what a copy should have free
+                due = calls.in_window(self._now, scaled=not young) * RHO[1] // RHO[0]
                 alone = run_ns(calls.work_ns, calls.serial, d)
-                # A batch has about as many calls as come while one runs, for each copy that the
-                # GPUs could have.
-                full = 1 + (came * alone // calls.window * d // self._copies.total >> 20)
-                run = self._demand.share(service, min(spec.batch, full), alone)
-                resident += max(chance(expected), came * run // calls.window) * d
-                restoring += came * (run + spec.restore_ns) // calls.window * d
+                # The GPUs hold total / d copies. On each of them so many calls come while one runs,
+                # and they are the next batch.
+                batch = 1 + (due * alone // calls.window * d // self._copies.total >> 20)
+                run = self._demand.share(service, min(spec.batch, batch), alone)
+                resident += max(chance(expected), due * run // calls.window) * d
+                restoring += due * (run + spec.restore_ns) // calls.window * d
             self._loads[size] = _Load(resident, restoring)
         return self._loads[size]
 
@@ -522,11 +523,11 @@ class _Cycle:
     def _split(self, want: ActionShape) -> None:
         """Replaces an idle copy that is too wide for the expected load by narrower copies.
 
-        It does so if the load exceeds the GPUs, or if the waiting calls, and the calls expected
-        within two horizons, then end sooner. With `coming` calls for each copy, the sum of all
-        their ends is about coming^2/2 runs on one wide copy. On k narrow copies it is a restore for
-        each call and coming^2/2k narrow runs. The new width is that on which the last of them ends
-        first, `coming / k` runs and its own.
+        It does so if the services do not all fit on the GPUs at this width, even where they take
+        turns, or if the waiting calls, and the calls expected within two horizons, then end sooner.
+        With `coming` calls for each copy, the sum of all their ends is about coming^2/2 runs on one
+        wide copy. On k narrow copies it is a restore for each call and coming^2/2k narrow runs. The
+        new width is the one on which the last call ends first, after `coming / k` runs and its own.
         """
         q, restore = self._queues[want], self._restore(service_of(want.key))
         fit, calls = self._copies.usable(want), self._calls(want)
