@@ -119,7 +119,8 @@ def plugin_line(text: str) -> str:
 
 
 def reserve(c: Cluster, wanted: int | None) -> contextlib.closing:
-    """Pick the base port; the lock covers the time until the daemons hold the ports."""
+    """Picks the base port, from which the addresses follow too; the lock covers the time until the
+    daemons hold the ports."""
     if wanted is not None and not 1024 <= wanted <= 65535 - dc_config.SPAN:
         raise ClusterError(f"--base-port is 1024 to {65535 - dc_config.SPAN}", 2)
     for base in dc_config.BASES if wanted is None else [wanted]:
@@ -127,11 +128,14 @@ def reserve(c: Cluster, wanted: int | None) -> contextlib.closing:
         if lock is None:
             continue
         c.base_port = base
-        if not any(dc_procs.listening(p) for p in dc_config.daemon_ports(c)):
+        if not (c.netns and dc_net.addresses_taken(c)) and not any(
+            dc_procs.listening(p) for p in dc_config.daemon_ports(c)
+        ):
             return contextlib.closing(lock)
         lock.close()
     if wanted is not None:
-        raise ClusterError(f"ports from {wanted} are in use: leave --base-port out")
+        raise ClusterError(f"ports from {wanted}, or the addresses of their network, are in use: "
+                           "leave --base-port out")  # fmt: skip
     raise ClusterError("every port span is in use: take a cluster down or give --base-port")
 
 

@@ -4,8 +4,8 @@ own, so that it can be cut off or lost as a machine is. Invariants of this modul
 - a node is a holder, a recorded process that sleeps in namespaces of its own (network, host name,
   mounts: its own /tmp, /dev/shm and /etc/hosts); no namespace has a name and no mount is outside
   one, so all of it goes with the node's processes;
-- the bridge and the cables in the host's namespace have names made of the base port, and no
-  interface by another name is touched.
+- the bridge and the cables in the host's namespace have names made of the base port and the prefix
+  as their alias, and no interface by another name or with another alias is touched.
 """
 
 from __future__ import annotations
@@ -73,11 +73,16 @@ def missing() -> list[str]:
 # ---- up and down -------------------------------------------------------------------------------
 
 
+def addresses_taken(c: Cluster) -> bool:
+    """Returns whether this machine has a route to any of the cluster's addresses already: a network
+    of its own, or the bridge of a cluster that is being taken down or was killed."""
+    return bool(ip("-4", "route", "show", "root", f"{prefix_of(c)}.0/24").strip())
+
+
 def plug_in(c: Cluster) -> None:
     """Makes the bridge, and for each node a namespace with a cable to the bridge."""
-    if ip("-4", "route", "show", "root", f"{prefix_of(c)}.0/24").strip():
-        raise ClusterError(f"{prefix_of(c)}.0/24 is in use here: give another --base-port")
     ip("link", "add", bridge(c), "type", "bridge")
+    ip("link", "set", bridge(c), "alias", c.prefix)
     ip("addr", "add", f"{host_address(c)}/24", "dev", bridge(c))
     ip("link", "set", bridge(c), "up")
     for node in c.nodes:
@@ -107,6 +112,7 @@ def hold(c: Cluster, node: str, hosts: str) -> None:
     dc_procs.wait_for(c, name, proc, lambda: comm(proc.pid) == "sleep", 10)
     ip("link", "add", cable(c, node), "type", "veth", "peer", "name", "eth0", "netns",
        str(proc.pid))  # fmt: skip
+    ip("link", "set", cable(c, node), "alias", c.prefix)
     ip("link", "set", cable(c, node), "master", bridge(c), "up")
     routes = [["route", "add", f"{address}/32", "via", host_address(c)]
               for address in addresses_of_host()]  # fmt: skip
@@ -139,15 +145,28 @@ def enter(c: Cluster, node: str) -> list[str]:
     return inside(holder_of(c, node)) if c.netns else []
 
 
+def plugged_in(c: Cluster) -> list[str]:
+    """Returns the host's ends of the cluster's cables and its bridge, as far as they exist. Another
+    cluster may have the same base port, and with it the same names, if this one's daemons died. An
+    interface without an alias is of an `up` that was killed before it gave one."""
+    names = [*(cable(c, node) for node in c.nodes), bridge(c)]
+    return [name for name in names if alias(name) in ("", c.prefix)]
+
+
+def alias(interface: str) -> str | None:
+    try:
+        return Path("/sys/class/net", interface, "ifalias").read_text().strip()
+    except OSError:  # it does not exist, or the kernel is removing it
+        return None
+
+
 def unplug(c: Cluster) -> None:
     """Removes the host's ends of all cables and the bridge; all else ended with the processes."""
-    for name in [*(cable(c, node) for node in c.nodes), bridge(c)]:
-        if Path("/sys/class/net", name).exists():
-            with contextlib.suppress(ClusterError):  # the kernel may be removing it already
-                ip("link", "del", name)
+    for name in plugged_in(c):
+        with contextlib.suppress(ClusterError):  # the kernel may be removing it already
+            ip("link", "del", name)
     end = time.monotonic() + 10
-    while left := [n.name for n in Path("/sys/class/net").iterdir()
-                   if n.name == bridge(c) or n.name.startswith(f"dcv{c.base_port}n")]:  # fmt: skip
+    while left := plugged_in(c):
         if time.monotonic() > end:
             raise ClusterError(f"interfaces {left} do not go: run `ip link del` and `down` again")
         time.sleep(0.1)

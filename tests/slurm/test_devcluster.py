@@ -172,6 +172,56 @@ def test_a_failing_daemon_is_named_and_the_dev_cluster_is_removed(cluster: Runni
         pwd.getpwnam(f"{name}user")
 
 
+RESERVE = """\
+import sys, dc_boot, dc_cli
+options = dc_cli.parser().parse_args(["up", "--name", "reserved", "--netns", *sys.argv[1:]])
+cluster = dc_boot.plan(options)
+with dc_boot.reserve(cluster, options.base_port):
+    print(cluster.base_port)
+"""
+
+
+def reserved(*words: str) -> subprocess.CompletedProcess[str]:
+    """The base port that `up` would take now."""
+    return subprocess.run([sys.executable, "-c", RESERVE, *words], capture_output=True, text=True,
+                          check=False, env={"PYTHONPATH": str(DEVCLUSTER.parent)})  # fmt: skip
+
+
+@needs_slurm
+@pytest.mark.slurm
+def test_a_cluster_takes_no_addresses_that_this_machine_uses() -> None:
+    port = reserved().stdout.strip()
+    network = f"10.{int(port) >> 8}.{int(port) & 255}"
+    subprocess.run(["ip", "link", "add", "dctest", "type", "bridge"], check=True)
+    try:
+        subprocess.run(["ip", "addr", "add", f"{network}.77/28", "dev", "dctest"], check=True)
+        subprocess.run(["ip", "link", "set", "dctest", "up"], check=True)
+        assert int(reserved().stdout) > int(port)
+        refused = reserved("--base-port", port)
+        assert refused.returncode and "the addresses of their network" in refused.stderr
+    finally:
+        subprocess.run(["ip", "link", "del", "dctest"], check=True)
+    assert reserved().stdout.strip() == port
+
+
+@needs_slurm
+@pytest.mark.slurm
+def test_down_leaves_the_network_of_another_cluster_with_its_base_port(
+    cluster: RunningCluster
+) -> None:
+    """A cluster of which only the record is left, as after a restart of the machine."""
+    record = json.loads((cluster.prefix / "devcluster.json").read_text())
+    dead = Path("/tmp", f"devcluster-t{os.getpid()}dead")
+    dead.mkdir()
+    (dead / "devcluster.json").write_text(json.dumps(
+        record | {"name": "dead", "prefix": str(dead), "users": [], "daemons": []}))
+    done = devcluster("down", "--prefix", str(dead))
+    assert done.returncode == 0, done.stderr
+    assert not dead.exists()
+    assert Path("/sys/class/net", f"dcb{record['base_port']}").exists()
+    assert cluster.run_as_user("srun -n1 -p cpu hostname").stdout.strip() == f"{cluster.name}c1"
+
+
 @needs_slurm
 @pytest.mark.slurm
 def test_a_busy_port_and_a_foreign_prefix_are_refused(
