@@ -11,12 +11,14 @@ import os
 import secrets
 import shutil
 import subprocess
+from pathlib import Path
 
 from ..errors import TangramError
 from .image_errors import ImageRefused
 
 BUILDERS = ("buildah", "podman")
-_RUNTIMES = ("crun", "runc")  # what buildah runs the steps by, if its settings name no other
+# Where the hierarchy of cgroup v2 lies beside those of v1, and which of its controllers are in use.
+_HYBRID = Path("/sys/fs/cgroup/unified/cgroup.controllers")
 
 
 def find_builder() -> str:
@@ -56,12 +58,22 @@ def build_image(context: str, dockerfile: str, archive: str) -> None:
 
 
 def _isolation(builder: str) -> list[str]:
-    """Returns the option by which buildah runs the steps without a container runtime where none is
-    installed, as Debian does not install one with buildah. Each `RUN` would fail without it."""
-    if builder != "buildah" or "BUILDAH_ISOLATION" in os.environ or any(
-            map(shutil.which, _RUNTIMES)):
+    """Returns the option by which buildah runs the steps without a container runtime where none
+    works, as Debian does not install one with buildah. Each `RUN` would fail without it."""
+    if builder != "buildah" or "BUILDAH_ISOLATION" in os.environ or _runtime_works():
         return []
     return ["--isolation", "chroot"]
+
+
+def _runtime_works() -> bool:
+    """Returns whether one of the two runtimes is here that buildah runs steps by. It prefers crun,
+    which refuses to run where controllers of cgroup v1 and of v2 are in use side by side."""
+    if not shutil.which("crun"):
+        return shutil.which("runc") is not None
+    try:
+        return not _HYBRID.read_text().strip()
+    except OSError:
+        return True  # the usual case: all controllers are of one version
 
 
 def _run(command: list[str], what: str) -> None:

@@ -219,11 +219,19 @@ def test_build_runs_the_steps_of_a_dockerfile(store: Path, tmp_path: Path,
     assert {path.read_text() for path in store.rglob("etc/made")} == {"made\n"}
 
 
-@pytest.mark.parametrize(("present", "words"), [
-    ((), ["--isolation", "chroot"]), (("crun",), []), (("runc",), [])])
+CHROOT = ["--isolation", "chroot"]
+
+
+@pytest.mark.parametrize(("present", "hybrid", "words"), [
+    ((), None, CHROOT), (("crun",), None, []), (("runc",), None, []), (("crun",), "", []),
+    (("crun", "runc"), "hugetlb", CHROOT), (("runc",), "hugetlb", [])])
 def test_buildah_needs_no_container_runtime(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, present: tuple[str, ...],
-        words: list[str]) -> None:
+        hybrid: str | None, words: list[str]) -> None:
+    """`hybrid` are the controllers of cgroup v2 in use beside those of v1; None: one version."""
+    monkeypatch.setattr(image_builder, "_HYBRID", tmp_path / "controllers")
+    if hybrid is not None:
+        (tmp_path / "controllers").write_text(f"{hybrid}\n")
     said = tmp_path / "said"
     for name in ("buildah", *present):
         program = tmp_path / name
