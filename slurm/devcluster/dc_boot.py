@@ -128,9 +128,8 @@ def reserve(c: Cluster, wanted: int | None) -> contextlib.closing:
         if lock is None:
             continue
         c.base_port = base
-        if not (c.netns and dc_net.addresses_taken(c)) and not any(
-            dc_procs.listening(p) for p in dc_config.daemon_ports(c)
-        ):
+        ports_taken = any(dc_procs.listening(p) for p in dc_config.daemon_ports(c))
+        if not ports_taken and not (c.netns and dc_net.addresses_taken(c)):
             return contextlib.closing(lock)
         lock.close()
     if wanted is not None:

@@ -17,7 +17,7 @@ from ..errors import TangramError
 from .image_errors import ImageRefused
 
 BUILDERS = ("buildah", "podman")
-# Where the hierarchy of cgroup v2 lies beside those of v1, and which of its controllers are in use.
+# On a machine with cgroup v1 and v2 this file lists the controllers of v2; others do not have it.
 _HYBRID = Path("/sys/fs/cgroup/unified/cgroup.controllers")
 
 
@@ -66,8 +66,8 @@ def _isolation(builder: str) -> list[str]:
 
 
 def _runtime_works() -> bool:
-    """Returns whether one of the two runtimes is here that buildah runs steps by. It prefers crun,
-    which refuses to run where controllers of cgroup v1 and of v2 are in use side by side."""
+    """Returns whether buildah can run steps by crun or runc. It takes crun where both are
+    installed, and crun refuses to run where controllers of cgroup v1 and of v2 are in use."""
     if not shutil.which("crun"):
         return shutil.which("runc") is not None
     try:

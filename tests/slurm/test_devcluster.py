@@ -182,7 +182,7 @@ with dc_boot.reserve(cluster, options.base_port):
 
 
 def reserved(*words: str) -> subprocess.CompletedProcess[str]:
-    """The base port that `up` would take now."""
+    """Prints the base port that `up --netns` would take now."""
     return subprocess.run([sys.executable, "-c", RESERVE, *words], capture_output=True, text=True,
                           check=False, env={"PYTHONPATH": str(DEVCLUSTER.parent)})  # fmt: skip
 

@@ -79,8 +79,8 @@ class _Load(NamedTuple):
     restoring: int
 
     def missing(self, total: int) -> int:
-        """Returns which part of the GPUs for all services are not there if there are `total`, in
-        1/ONE. It is about the chance that a call finds no copy of its service.
+        """Returns the part of the needed GPUs that is missing if there are `total`, in 1/ONE. It is
+        about the chance that a call finds no copy of its service.
         """
         return max(0, ONE - total * ONE // max(1, self.resident))
 
@@ -330,8 +330,8 @@ class _Cycle:
                 # calls in a window, more by what a copy should have free
                 due = calls.in_window(self._now, scaled=not young) * RHO[1] // RHO[0]
                 alone = run_ns(calls.work_ns, calls.serial, d)
-                # The GPUs hold total / d copies. On each of them so many calls come while one runs,
-                # and they are the next batch.
+                # The GPUs hold total / d copies. The calls that come for one copy while a call runs
+                # on it are its next batch.
                 batch = 1 + (due * alone // calls.window * d // self._copies.total >> 20)
                 run = self._demand.share(service, min(spec.batch, batch), alone)
                 resident += max(chance(expected), due * run // calls.window) * d
