@@ -20,6 +20,7 @@ from ..sandbox.isolation.container_runtimes import RUNTIMES
 from ..sandbox.manager.backends import Backends, is_root
 from ..sandbox.process import fast_path
 from .check import CheckContext, CheckSpec, Finding, fail, ok, skip, warn
+from .storage import scratch_base
 
 _NEWUSER, _NEWNS = 0x10000000, 0x00020000
 _REMEDY = "install bubblewrap (unprivileged user namespaces must be on), or a kernel with " \
@@ -32,7 +33,7 @@ def sandboxes(context: CheckContext) -> Finding:
     """Checks which isolation backends work here, and whether one may hold untrusted code."""
     try:
         backends = Backends.probed(context.config.isolation, context.config.read_paths,
-                                   context.config.scratch)
+                                   str(scratch_base(context)))  # where a worker sweeps
     except InvalidInput as error:
         return fail(str(error), "correct that setting: no worker starts with it")
     lacking = "; ".join(f"{name}: {why.removeprefix(f'{name}: ')}" for name, why in

@@ -32,7 +32,8 @@ from .access import may_serve
 from .job_folders import remove_job_folder
 
 KEPT_LOCAL_RUNS = 50
-_OURS = ("tangram-worker-", "tangram-broker-")
+# `tangram doctor` has no folder with a lock around that of its probe, which lives for seconds only
+_OURS = ("tangram-worker-", "tangram-broker-", "tangram-probe-")
 _NODES = "tangram-node-"  # the templates make such a folder for a worker, and remove it
 _OF_JOB = re.compile(r"tangram-(node|worker|broker)-job[0-9]+-.+")  # names of folders in a job
 

@@ -36,6 +36,17 @@ print("execution process lives", join.capabilities(), pause.inside, flush=True)
 sys.stdin.read()
 """
 
+ORPHAN = """
+import os, subprocess, sys
+from tangram_hpc.sandbox.isolation.container_runtimes import RUNTIMES
+from tangram_hpc.sandbox.manager import probe
+def start(argv, **how):  # the probe begins when a line comes, after this process has ended
+    subprocess.Popen(["sh", "-c", 'read line; exec "$@"', "sh", *argv])
+    os._exit(0)
+probe.subprocess.run = start
+probe.examine(RUNTIMES["bwrap"], "", sys.argv[2:], 10, sys.argv[1])
+"""
+
 
 def start(home: Path, script: str) -> subprocess.Popen[str]:
     place = str(home / "place")
@@ -89,3 +100,16 @@ def test_no_process_is_left_when_the_sandbox_process_is_killed(tmp_path: Path) -
 def test_a_failed_probe_says_why() -> None:
     assert probe.probe(BWRAP, "", READ, 10) == ""
     assert "bwrap: " in probe.probe(BWRAP, "", ["/usr"][:0], 10)
+
+
+def test_a_probe_whose_worker_was_killed_before_it_began_makes_no_folder(tmp_path: Path) -> None:
+    """Neither in the worker's folder nor, when that was removed, among temporary files."""
+    worker, temporary = tmp_path / "worker", tmp_path / "temporary"
+    temporary.mkdir()
+    before = temporary.stat().st_mtime_ns
+    with subprocess.Popen([sys.executable, "-c", ORPHAN, str(worker), *READ], text=True,
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          env=os.environ | {"TMPDIR": str(temporary)}) as process:
+        assert process.wait(60) == 0
+        assert process.communicate("\n", timeout=60)[0] == "", "it ends without a word"
+    assert temporary.stat().st_mtime_ns == before

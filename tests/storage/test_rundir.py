@@ -107,6 +107,7 @@ def test_links_files_foreign_names_and_young_folders_are_not_removed(tmp_path: P
     (tmp_path / "tangram-worker-file").touch()
     (tmp_path / "tangram-x").mkdir()
     (tmp_path / "tangram-worker-young").mkdir()
+    (tmp_path / "tangram-probe-young").mkdir()
     (tmp_path / "tangram-notes-mine").mkdir()
     for name in ("tangram-notes-mine", "tangram-x"):
         os.utime(tmp_path / name, (LONG_AGO, LONG_AGO))
@@ -115,8 +116,9 @@ def test_links_files_foreign_names_and_young_folders_are_not_removed(tmp_path: P
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_an_old_scratch_folder_without_a_lock_is_removed(tmp_path: Path) -> None:
-    folder = tmp_path / "tangram-worker-old"
+@pytest.mark.parametrize("name", ["tangram-worker-old", "tangram-probe-old"])
+def test_an_old_scratch_folder_without_a_lock_is_removed(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
     folder.mkdir()
     os.utime(folder, (LONG_AGO, LONG_AGO))
     assert sweep_scratch(tmp_path) == [folder] and not folder.exists()

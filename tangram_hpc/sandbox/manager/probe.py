@@ -79,7 +79,8 @@ def examine(runtime: Runtime, image: str, read: Sequence[str], seconds: float, f
         return RuntimeReport(reason)
     if runtime.needs_image and not image:
         return RuntimeReport(f"{runtime.name} needs an image, and none was named to try it with")
-    argv = [sys.executable, "-m", __name__, runtime.name, image, str(seconds), folder, *read]
+    argv = [sys.executable, "-m", __name__, str(os.getpid()), runtime.name, image, str(seconds),
+            folder, *read]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=seconds + 5,
                               stdin=subprocess.DEVNULL)
@@ -91,11 +92,16 @@ def examine(runtime: Runtime, image: str, read: Sequence[str], seconds: float, f
     return msgspec.json.decode(lines[-1], type=RuntimeReport) if lines else RuntimeReport()
 
 
-def main(name: str, image: str, seconds: float, folder: str, read: Sequence[str]) -> int:
+def main(parent: int, name: str, image: str, seconds: float, folder: str, read: Sequence[str]
+         ) -> int:
     """Runs in the process that makes the test; prints a line and returns a nonzero status when the
-    test fails.
+    test fails, or when `parent`, the process that started this one, has ended.
     """
     bootstrap.guard("tangram-probe", 9)
+    # No signal comes for a parent that ended while this interpreter started. Its folder may be gone
+    # by now, and a new one elsewhere would stay if this process were killed as well.
+    if os.getppid() != parent:
+        return 1
     runtime = RUNTIMES[name]
     there = folder if os.path.isdir(folder) else None
     with tempfile.TemporaryDirectory(prefix="tangram-probe-", dir=there) as place:
@@ -220,4 +226,5 @@ def _try(runtime: Runtime, box: ContainerSpec, seconds: float) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4], sys.argv[5:]))
+    sys.exit(main(int(sys.argv[1]), sys.argv[2], sys.argv[3], float(sys.argv[4]), sys.argv[5],
+                  sys.argv[6:]))
