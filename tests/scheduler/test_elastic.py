@@ -16,13 +16,13 @@ from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import CPU_AT_LEAST, Outcome
 from tangram_hpc.domain.service import ServiceSpec
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.scheduler.placement.placers.cpu_division import (
+from tangram_hpc.scheduler.placement.placers.cpus.cpu_division import (
     ResizableLease,
     WaitingCandidate,
     divide_cpus,
     weight,
 )
-from tangram_hpc.scheduler.placement.placers.elastic_cpus import STARTS
+from tangram_hpc.scheduler.placement.placers.cpus.elastic_cpus import STARTS
 from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.placement.placers.prefix_program import (
     choose_degrees,

@@ -13,7 +13,8 @@ from tangram_hpc.domain.ids import client_of
 from tangram_hpc.domain.service import MICRO, THROTTLED, EndpointSpec
 from tangram_hpc.domain.tenant import TenantSpec
 from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
-from tangram_hpc.scheduler.placement.placers.tenant_parts import BALANCE_NS, PERIODS_NS
+from tangram_hpc.scheduler.placement.placers.recent_use import PERIODS_NS
+from tangram_hpc.scheduler.placement.placers.tenant_parts import BALANCE_NS
 
 S = 10**9
 CALLS = 8  # that the endpoint allows at once

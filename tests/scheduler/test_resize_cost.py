@@ -12,9 +12,8 @@ from tangram_hpc.domain.action import Profile
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.domain.tenant import TenantSpec
-from tangram_hpc.scheduler.placement.placers.cpu_division import ResizableLease, weight
-from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
-from tangram_hpc.scheduler.placement.placers.resize_cost import (
+from tangram_hpc.scheduler.placement.placers.cpus.cpu_division import ResizableLease, weight
+from tangram_hpc.scheduler.placement.placers.cpus.resize_cost import (
     FREE_NS,
     GAIN,
     MOST_NS,
@@ -23,6 +22,7 @@ from tangram_hpc.scheduler.placement.placers.resize_cost import (
     divide_with_cost,
     is_worth,
 )
+from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.state.ledger import RESIZE_GAP_NS
 from tangram_hpc.scheduler.state.speed import speed_gains
 from tangram_hpc.simulator.checkers import faults

@@ -9,13 +9,13 @@ import pytest
 from helpers.builders import World, started
 
 from tangram_hpc.domain.action import Profile
-from tangram_hpc.scheduler.placement.placers.cpu_division import WaitingCandidate, divide_cpus
-from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
-from tangram_hpc.scheduler.placement.placers.rigid_sizes import (
+from tangram_hpc.scheduler.placement.placers.cpus.cpu_division import WaitingCandidate, divide_cpus
+from tangram_hpc.scheduler.placement.placers.cpus.rigid_sizes import (
     NodeLoad,
     best_size,
     sizes_to_start,
 )
+from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.placement.placers.waiting import OVERDUE_NS
 from tangram_hpc.scheduler.state.speed import run_ns, speed_gains
 from tangram_hpc.simulator.simulate import simulate

@@ -9,8 +9,9 @@ from test_tenants import tenants
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.ids import client_of
 from tangram_hpc.domain.tenant import TenantSpec
+from tangram_hpc.scheduler.placement.placers.recent_use import PERIODS_NS
 from tangram_hpc.scheduler.placement.placers.session_openings import BLOCKED_MOST
-from tangram_hpc.scheduler.placement.placers.tenant_parts import BALANCE_NS, PERIODS_NS
+from tangram_hpc.scheduler.placement.placers.tenant_parts import BALANCE_NS
 
 S = 10**9
 ROOM = 8  # sessions of 100 MiB for which there is memory

@@ -11,7 +11,7 @@ from helpers.builders import World, started
 
 from tangram_hpc.domain.action import Profile
 from tangram_hpc.errors import InvalidInput
-from tangram_hpc.scheduler.placement.placers.cpu_division import weight
+from tangram_hpc.scheduler.placement.placers.cpus.cpu_division import weight
 from tangram_hpc.scheduler.placement.placers.placer_name import (
     TAIL,
     TAIL_MAX,

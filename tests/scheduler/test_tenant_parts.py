@@ -14,16 +14,14 @@ from tangram_hpc.domain.action import Profile
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.domain.tenant import TenantSpec
-from tangram_hpc.scheduler.placement.placers.elastic_cpus import BALANCE_NS
-from tangram_hpc.scheduler.placement.placers.rigid_sizes import NodeLoad, sizes_to_start
-from tangram_hpc.scheduler.placement.placers.tenant_parts import (
+from tangram_hpc.scheduler.placement.placers.cpus.rigid_sizes import NodeLoad, sizes_to_start
+from tangram_hpc.scheduler.placement.placers.recent_use import (
     AWAY,
     PERIODS_NS,
-    Held,
     RecentUse,
-    TenantParts,
     period_for,
 )
+from tangram_hpc.scheduler.placement.placers.tenant_parts import BALANCE_NS, Held, TenantParts
 from tangram_hpc.scheduler.state.tenant_use import HORIZON_NS, Tenants
 
 SECOND = 10**9

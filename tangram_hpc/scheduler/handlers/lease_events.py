@@ -19,7 +19,7 @@ from ...domain.retry import is_retried, is_sent_back
 from ...domain.service import endpoint_of, service_of
 from ...domain.states import ENDED_BY_ITSELF, ActionState, LeaseState, SessionState
 from ..placement.batches import forget, note
-from ..placement.placers.resize_cost import MOST_NS
+from ..placement.placers.cpus.resize_cost import MOST_NS
 from ..placement.prefetch import PACE, is_short
 from ..state.estimator import cpu_to_learn
 from ..state.ledger import ActionEntry, LeaseEntry, Ledger, NodeEntry, SessionEntry

@@ -14,13 +14,14 @@ from ...state.queue import GPU
 from ...state.tenant_use import MEMORY
 from ..snapshot import Snapshot
 from .base import Placement, start_unitless
-from .elastic_cpus import ElasticCpus
+from .cpus.elastic_cpus import ElasticCpus
 from .elastic_endpoints import ElasticEndpoints
 from .elastic_gpus import place_services
 from .kept_units import KeptUnits
 from .placer_name import TAIL
+from .recent_use import RecentUse
 from .session_openings import open_by_load
-from .tenant_parts import BALANCE_NS, RecentUse
+from .tenant_parts import BALANCE_NS
 
 
 class ElasticPlacer:

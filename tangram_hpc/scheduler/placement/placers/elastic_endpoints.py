@@ -15,7 +15,8 @@ from ...state.tenant_use import TenantTurns
 from ..snapshot import EndpointView, Snapshot
 from .base import Placement, start_calls
 from .kept_units import KeptUnits
-from .tenant_parts import BALANCE_NS, RecentUse
+from .recent_use import RecentUse
+from .tenant_parts import BALANCE_NS
 
 
 class _Seen(NamedTuple):

@@ -8,7 +8,8 @@ CPUs (`tenant_parts`).
 from __future__ import annotations
 
 from ...state.tenant_use import TenantTurns
-from .tenant_parts import Held, RecentUse, TenantParts
+from .recent_use import RecentUse
+from .tenant_parts import Held, TenantParts
 
 
 class KeptUnits:

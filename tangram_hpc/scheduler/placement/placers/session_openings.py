@@ -33,7 +33,7 @@ from ...state.tenant_use import MEMORY, copy_of
 from ..snapshot import NodeView, Snapshot
 from .base import Placement, SessionPlacement
 from .kept_units import KeptUnits
-from .tenant_parts import PERIODS_NS
+from .recent_use import PERIODS_NS
 
 KEPT_MOST = 8  # nodes that are kept, of those that could hold a session
 BLOCKED_MOST = 64  # sessions of a kind without room after which its nodes are closed for the cycle

@@ -25,8 +25,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...state.speed import ONE, run_ns, speed
-from .waiting import OVERDUE_NS
+from ....state.speed import ONE, run_ns, speed
+from ..waiting import OVERDUE_NS
 
 
 class NodeLoad(NamedTuple):

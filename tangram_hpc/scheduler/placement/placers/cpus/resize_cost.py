@@ -16,8 +16,8 @@ here changes a decision. Where it is more:
 
 from __future__ import annotations
 
-from ...state.speed import ONE, speed
-from ...state.tenant_use import TenantTurns, copy_of
+from ....state.speed import ONE, speed
+from ....state.tenant_use import TenantTurns, copy_of
 from .cpu_division import ResizableLease, WaitingCandidate, divide_cpus
 
 FREE_NS = 10_000_000  # a cost below half of the least time between two resizes counts as none

@@ -18,7 +18,7 @@ from fractions import Fraction
 from math import isqrt
 from typing import NamedTuple
 
-from ...state.tenant_use import Rank, TenantTurns
+from ....state.tenant_use import Rank, TenantTurns
 
 _ROOT_BITS = 80  # the fourth root of a ratio keeps a quarter of these bits
 NUM, DEN = 3, 2  # a unit moves to another action only if its value grows by more than NUM/DEN

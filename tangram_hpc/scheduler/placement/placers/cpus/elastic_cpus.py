@@ -18,21 +18,22 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ....domain.action import Action
-from ....domain.ids import client_of
-from ....domain.states import LeaseState
-from ...state.estimator import Estimator
-from ...state.ledger import RESIZE_GAP_NS, LeaseEntry
-from ...state.queue import CPU, ActionShape, ShapeQueue
-from ...state.speed import ONE, run_ns, speed, speed_gains
-from ...state.tenant_use import NO_LIMIT, TenantTurns, copy_of
-from ..snapshot import NodeView, Snapshot
-from .base import Placement, Resizing, grant
+from .....domain.action import Action
+from .....domain.ids import client_of
+from .....domain.states import LeaseState
+from ....state.estimator import Estimator
+from ....state.ledger import RESIZE_GAP_NS, LeaseEntry
+from ....state.queue import CPU, ActionShape, ShapeQueue
+from ....state.speed import ONE, run_ns, speed, speed_gains
+from ....state.tenant_use import NO_LIMIT, TenantTurns, copy_of
+from ...snapshot import NodeView, Snapshot
+from ..base import Placement, Resizing, grant
+from ..recent_use import RecentUse
+from ..tenant_parts import BALANCE_NS, Held, TenantParts
+from ..waiting import AGED_NS, OVERDUE_NS, Backlog, Next, Waiting
 from .cpu_division import ResizableLease, WaitingCandidate, weight
 from .resize_cost import PATIENCE, counted_cost, divide_with_cost, is_worth
 from .rigid_sizes import NodeLoad, sizes_to_start
-from .tenant_parts import BALANCE_NS, Held, RecentUse, TenantParts
-from .waiting import AGED_NS, OVERDUE_NS, Backlog, Next, Waiting
 
 # Tenants that hold units of a node are compared again after BALANCE_NS, times the nodes divided by
 # BALANCE_NODES. So at most BALANCE_NODES nodes are looked at for that in BALANCE_NS.
