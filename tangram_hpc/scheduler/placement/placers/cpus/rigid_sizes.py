@@ -12,9 +12,11 @@ the square of the share of units in use, about the chance that a newcomer finds 
 1 / (4 U), as if another action came now and then. So an action leaves others the units of an idle
 node that would add little to its speed.
 
-The node's free units may be fewer than that. Half of the best size is good enough, as the sum above
-is flat around its least value. An action waits for that many units no longer than the time that
-they save it, and no longer than any action may be overtaken. Then it starts on what it gets.
+The node's free units may be fewer than that. A smaller size is good enough where the sum above is
+at most 5/4 of its least value. So where the load is low, two equal actions that divide well run one
+after the other on the whole node, as both on a half would end when the second does so. An action
+waits for that many units no longer than the time that they save it, and no longer than any action
+may be overtaken. Then it starts on what it gets.
 
 Where several tenants use the node, a tenant's actions also have the size that they would have on a
 node that is only the tenant's part and has no load but theirs. Otherwise the crowd of another
@@ -27,6 +29,8 @@ from typing import NamedTuple
 
 from ....state.speed import ONE, run_ns, speed
 from ..waiting import OVERDUE_NS
+
+NUM, DEN = 5, 4  # a size is good enough if it costs at most NUM/DEN of the best one
 
 
 class NodeLoad(NamedTuple):
@@ -45,8 +49,9 @@ class NodeLoad(NamedTuple):
     waiting: int
 
 
-def best_size(degrees: tuple[int, ...], serial: int, load: NodeLoad) -> int:
-    """Returns the degree with the best trade between an action's own speed and the others' delay.
+def good_sizes(degrees: tuple[int, ...], serial: int, load: NodeLoad) -> tuple[int, ...]:
+    """Returns the degrees that are good enough, in ascending order. The last one is the best trade
+    between an action's own speed and the others' delay, and none before it costs over 5/4 of that.
 
     O(degrees).
 
@@ -57,7 +62,9 @@ def best_size(degrees: tuple[int, ...], serial: int, load: NodeLoad) -> int:
     """
     used = min(load.cpus, load.cpus - load.free + load.waiting)
     price, one = max(4 * load.present * used * used, load.cpus ** 2), 4 * load.cpus ** 3
-    return min(degrees, key=lambda d: ((one + d * price << 2 * ONE) // speed(serial, d), d))
+    costs = [((one + d * price << 2 * ONE) // speed(serial, d), d) for d in degrees]
+    least, best = min(costs)
+    return tuple(d for cost, d in costs if d <= best and NUM * least >= DEN * cost)
 
 
 def sizes_to_start(degrees: tuple[int, ...], serial: int, work_ns: int, load: NodeLoad,
@@ -66,20 +73,19 @@ def sizes_to_start(degrees: tuple[int, ...], serial: int, work_ns: int, load: No
     0 if it stays so until the load changes. O(degrees).
 
     Args:
-        degrees: as for `best_size`.
-        serial: as for `best_size`.
+        degrees: as for `good_sizes`.
+        serial: as for `good_sizes`.
         work_ns: the work that is expected of it, ns on one unit.
         load: the load of the node.
         waited_ns: how long it has waited.
         own: the load of its tenant on the tenant's part of the node, if several tenants use it.
     """
-    best = best_size(degrees, serial, load)
+    good = good_sizes(degrees, serial, load)
     if own is not None and (possible := tuple(d for d in degrees if d <= own.free)):
-        best = max(best, best_size(possible, serial, own))
-    good = tuple(d for d in degrees if d <= best <= 2 * d)
+        good = max(good, good_sizes(possible, serial, own), key=lambda sizes: sizes[-1])
     if good[0] <= load.free:
         return good, 0
     else_on = max((d for d in degrees if d <= load.free), default=degrees[0])
     saved = run_ns(work_ns, serial, else_on) - run_ns(work_ns, serial, good[0])
     left = min(saved, OVERDUE_NS) - waited_ns
-    return (good, left) if left > 0 else (tuple(d for d in degrees if d <= best), 0)
+    return (good, left) if left > 0 else (tuple(d for d in degrees if d <= good[-1]), 0)
