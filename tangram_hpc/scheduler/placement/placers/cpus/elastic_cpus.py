@@ -2,9 +2,8 @@
 Pure.
 
 The order of waiting actions comes from `Waiting`, and sizes come from `divide_cpus`, which chooses
-among those that `rigid_sizes.py` allows an action that keeps its size. An action that may not be
-overtaken and that lacks memory or GPUs holds back only actions that want the same resource of its
-node.
+among those that `rigid_sizes.py` allows an action that keeps its size. `choice.py` says which
+actions may start at all.
 
 A node is looked at when its revision has changed or its time has come. Most of the memory between
 cycles only saves work: the revision that was seen, when to look again, and work that was already
@@ -16,7 +15,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from .....domain.action import Action
 from .....domain.ids import client_of
@@ -24,32 +22,24 @@ from .....domain.states import LeaseState
 from ....state.estimator import Estimator
 from ....state.ledger import RESIZE_GAP_NS, LeaseEntry
 from ....state.queue import CPU, ActionShape, ShapeQueue
-from ....state.speed import ONE, run_ns, speed, speed_gains
-from ....state.tenant_use import NO_LIMIT, TenantTurns, copy_of
+from ....state.speed import ONE, speed, speed_gains
+from ....state.tenant_use import TenantTurns, copy_of
 from ...snapshot import NodeView, Snapshot
 from ..base import Placement, Resizing, grant
 from ..recent_use import RecentUse
 from ..tenant_parts import BALANCE_NS, Held, TenantParts
-from ..waiting import AGED_NS, OVERDUE_NS, Backlog, Next, Waiting
+from ..waiting import AGED_NS, OVERDUE_NS, Backlog, Waiting
+from .backfill import NOTHING, Gathering
+from .choice import Choice, Chosen
 from .cpu_division import ResizableLease, WaitingCandidate, weight
+from .node_leases import cpu_leases, done_before, from_one, gives_back, is_elastic
 from .resize_cost import PATIENCE, counted_cost, divide_with_cost, is_worth
 from .rigid_sizes import NodeLoad, sizes_to_start
 
 # Tenants that hold units of a node are compared again after BALANCE_NS, times the nodes divided by
 # BALANCE_NODES. So at most BALANCE_NODES nodes are looked at for that in BALANCE_NS.
 BALANCE_NODES = 16
-# An action that needs more units than are free or can be taken lets others pass, until it has
-# waited for PASSED_RUNS times its expected run. Then units gather for it.
-PASSED_RUNS = 8
 STARTS = 64  # grants after which a cycle ends, if waiting actions may start on any node
-
-
-def is_elastic(resizable: bool, degrees: tuple[int, ...]) -> bool:
-    """Returns whether an action may run on sizes between its degrees.
-
-    An action whose only degree is above 1 runs on that degree alone.
-    """
-    return resizable and (len(degrees) > 1 or degrees == (1,))
 
 
 @dataclass(slots=True)
@@ -61,8 +51,9 @@ class _Node:
         look_at: when to look at it again, in epoch ns; 0 for not before it changes.
         keeps_gpus: whether an action that nothing may overtake waits here for more GPUs than are
             free.
-        done: what `_done_before` returned for each lease.
+        done: what `done_before` returned for each lease.
         recent: what tenants held here lately; empty if there is nothing to compare.
+        gathering: for which action units gather here.
     """
 
     revision: int = -1
@@ -70,6 +61,7 @@ class _Node:
     keeps_gpus: bool = False
     done: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     recent: RecentUse = field(default_factory=RecentUse)
+    gathering: Gathering = NOTHING
 
 
 class ElasticCpus:
@@ -155,17 +147,18 @@ class ElasticCpus:
         backlog = None if self._tail else Backlog(view.ledger, queues, node.cpus, len(view.nodes))
         waiting = Waiting(view.ledger, queues, view.now_ns, aged_ns=self._aged_ns,
                           turns=drawn, backlog=backlog)
-        chosen, kept.keeps_gpus = _choose(view, placement, node, waiting, room, started, parts)
+        choice = Choice(view, placement, node, waiting, room, started, parts, kept.gathering)
+        kept.keeps_gpus, kept.gathering = choice.keeps_gpus, choice.gathering
         sizes_of = _StartSizes(view, node, queues, turns, parts, room)
         cost = counted_cost(view.ledger.nodes[node.node].resize_ns)
         candidates = []
-        for action, shape, overdue, most in chosen:
+        for action, shape, overdue, most in choice.chosen:
             serial, work = view.ledger.estimator.estimate(action)
             lefts += work
             keeps = _keeps_size(view.ledger.estimator, action, cost, serial, work)
             candidates.append((action, shape, serial, work, overdue, most, keeps))
         scale = 2 * lefts // max(1, len(holders) + len(candidates))
-        takes_at = _takes_at(view, cost, chosen)
+        takes_at = _takes_at(view, cost, choice.chosen)
         sizes, starts = divide_with_cost(
             node.free_cpus, cost, takes_at > view.now_ns,
             [(ResizableLease(lease.lease, lease.units, top, speed_gains(serial, top),
@@ -193,8 +186,8 @@ class ElasticCpus:
                 _note_lately(view, kept, turns.tenant_of(client_of(started_id)),
                              view.ledger.actions[started_id].action.session, units)
         self._look_again(view, kept, soonest,
-                         [*shapes, *(first.action for first in waiting.each_oldest())],
-                         backlog)
+                         [*shapes, *choice.aside,
+                          *(first.action for first in waiting.each_oldest())], backlog)
         due = 0  # when tenants are compared again
         if turns is not None and (turns.contended or (parts is not None and parts.held_back)):
             due = view.now_ns + BALANCE_NS * -(-len(view.nodes) // BALANCE_NODES)
@@ -251,7 +244,7 @@ class ElasticCpus:
                 soonest = min(soonest or lease.resizable_at, lease.resizable_at)
                 continue
             serial = estimator.serial(action)
-            past = _done_before(lease, serial, kept.done.get(lease_id))
+            past = done_before(lease, serial, kept.done.get(lease_id))
             done[lease_id] = past
             since, units = lease.grants[-1]
             so_far = past[2] + ((now - since) * speed(serial, units) >> ONE)
@@ -270,11 +263,11 @@ def _keeps_size(estimator: Estimator, action: Action, cost: int, serial: int, wo
         return True
     if not cost or (action.profile is None and not estimator.seen(action)):
         return False
-    degrees = _degrees(action.degrees)
+    degrees = from_one(action.degrees)
     return not is_worth(cost, serial, work, degrees[0], degrees[-1])
 
 
-def _takes_at(view: Snapshot, cost: int, chosen: list[_Chosen]) -> int:
+def _takes_at(view: Snapshot, cost: int, chosen: list[Chosen]) -> int:
     """Returns when actions that may start may take units from those that run, in epoch ns; 0 if
     resizes cost nothing there.
     """
@@ -282,22 +275,6 @@ def _takes_at(view: Snapshot, cost: int, chosen: list[_Chosen]) -> int:
         return 0
     return PATIENCE * cost + min(view.ledger.actions[action.id].submitted_at
                                  for action, *_ in chosen)
-
-
-def _done_before(lease: LeaseEntry, serial: int,
-                 kept: tuple[int, int, int] | None) -> tuple[int, int, int]:
-    """Returns (number of sizes, serial fraction, work in ns done before it got its present size).
-    """
-    n = len(lease.grants)
-    if kept is not None and kept[0] == n and kept[1] == serial:
-        return kept
-    work = sum(speed(serial, units) * ns >> ONE for units, ns in lease.spans(lease.grants[-1][0]))
-    return n, serial, work
-
-
-def _degrees(degrees: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the degrees without 0; on 0 units an action would never end."""
-    return degrees if degrees[0] else degrees[1:]
 
 
 class _StartSizes:
@@ -317,7 +294,7 @@ class _StartSizes:
 
     def __call__(self, action: Action, shape: ActionShape, serial: int, work: int, most: int,
                  keeps: bool) -> tuple[int, ...]:
-        degrees = _degrees(shape.degrees)
+        degrees = from_one(shape.degrees)
         if len(degrees) == 1 or not keeps:
             return degrees
         ledger, now, load = self._view.ledger, self._view.now_ns, self._load
@@ -336,7 +313,7 @@ class _StartSizes:
 
     def _measure(self) -> NodeLoad:
         """Returns the load of the node."""
-        running = len(_cpu_leases(self._view, self._node))
+        running = len(cpu_leases(self._view, self._node))
         waiting = self._waiting(self._queues)
         return NodeLoad(self._node.cpus, self._node.free_cpus, running + waiting, waiting)
 
@@ -348,7 +325,7 @@ class _StartSizes:
             return None
         tenant = self._view.ledger.tenants.tenant_of(client_of(action.id))
         if tenant not in self._own:
-            running = sum(lease.tenant == tenant for lease in _cpu_leases(self._view, self._node))
+            running = sum(lease.tenant == tenant for lease in cpu_leases(self._view, self._node))
             waiting = self._waiting([q for q in self._queues if q.shard.share.tenant == tenant])
             self._own[tenant] = self._parts.load(tenant, running + waiting, waiting, self._room)
         return self._own[tenant]
@@ -369,12 +346,6 @@ def _queues(view: Snapshot, node: NodeView) -> list[ShapeQueue]:
     return queues
 
 
-def _cpu_leases(view: Snapshot, node: NodeView) -> list[LeaseEntry]:
-    """Returns the leases of a node that hold CPUs which no session reserves."""
-    leases = map(view.ledger.leases.__getitem__, view.ledger.nodes[node.node].leases)
-    return [lease for lease in leases if lease.key == "cpu" and not lease.reserved]
-
-
 def _parts(view: Snapshot, node: NodeView, queues: list[ShapeQueue], turns: TenantTurns | None,
            recent: RecentUse) -> TenantParts | None:
     """Returns the parts of the node's tenants, and notes what they hold; None if there is nothing
@@ -383,22 +354,14 @@ def _parts(view: Snapshot, node: NodeView, queues: list[ShapeQueue], turns: Tena
     if turns is None:
         return None
     held = defaultdict[str, Held](Held)
-    for lease in _cpu_leases(view, node):
+    for lease in cpu_leases(view, node):
         of = held[lease.tenant]
         of.units += lease.units
-        of.solid += min(1, lease.units) if _gives_back(view, lease) else lease.units
+        of.solid += min(1, lease.units) if gives_back(view, lease) else lease.units
         if _counts_lately(view, lease.session):
             of.lately += lease.units
     recent.note({tenant: of.lately for tenant, of in held.items()}, view.now_ns, turns.changed_at)
     return TenantParts(node.cpus, turns, held, (q.shard.share.tenant for q in queues), recent)
-
-
-def _gives_back(view: Snapshot, lease: LeaseEntry) -> bool:
-    """Returns whether a lease gives back all but one of its CPUs if others want them."""
-    if lease.state is LeaseState.RELEASING:  # its action may be forgotten already
-        return False
-    action = view.ledger.actions[lease.action].action
-    return is_elastic(action.resizable, action.degrees)
 
 
 def _counts_lately(view: Snapshot, session: int) -> bool:
@@ -412,111 +375,3 @@ def _note_lately(view: Snapshot, kept: _Node, tenant: str, session: int, units: 
     """Notes `units` more that an action of a tenant holds on a node; `session` is 0 for none."""
     if _counts_lately(view, session):
         kept.recent.add(tenant, units, view.now_ns)
-
-
-class _Chosen(NamedTuple):
-    """An action that starts if units suffice.
-
-    Attributes:
-        action: the action.
-        shape: its shape.
-        must: whether it starts whenever enough units can be taken from others.
-        most: the most units that it may have; see `TenantParts.most`.
-    """
-
-    action: Action
-    shape: ActionShape
-    must: bool
-    most: int
-
-
-def _choose(view: Snapshot, placement: Placement, node: NodeView, waiting: Waiting, room: int,
-            started: set[int], parts: TenantParts | None) -> tuple[list[_Chosen], bool]:
-    """Chooses the actions that start if units suffice, in order.
-
-    Actions with reserved CPUs start at once. An action that needs more units than there are is
-    chosen as well, because `divide_cpus` keeps them for it if its tenant stays behind another one.
-    Otherwise later actions may take them, until it has waited too long for that (PASSED_RUNS).
-
-    Returns:
-        The actions, where those must start that have waited long or whose client was not served in
-        this cycle yet; and whether a waiting action reserves the node's GPUs.
-    """
-    chosen: list[_Chosen] = []
-    mem, gpus, mem_kept, gpus_kept = node.free_mem_mib, node.free_gpus, False, False
-    several = waiting.several
-    while (head := waiting.head()) is not None:
-        action, shape, _, overdue, _ = head
-        if action in started:
-            waiting.take(head)
-            continue
-        if not waiting.allows(view, head):
-            continue
-        if room <= 0 and not shape.session:
-            break
-        lacks_mem = shape.mem_mib > mem or (mem_kept and shape.mem_mib > 0)
-        lacks_gpus = shape.gpus > gpus or (gpus_kept and shape.gpus > 0)
-        if lacks_mem or lacks_gpus:
-            mem_kept = mem_kept or (overdue and lacks_mem)
-            gpus_kept = gpus_kept or (overdue and lacks_gpus)
-            waiting.skip_shape(shape)
-            continue
-        entry = view.ledger.actions[action].action
-        least = 1 if is_elastic(entry.resizable, entry.degrees) else _degrees(shape.degrees)[0]
-        if least > room and not shape.session:
-            overdue = overdue or _was_passed_long(view, entry, least)
-            if not overdue:
-                waiting.skip_shape_of(head)
-                chosen.append(_Chosen(entry, shape, False, NO_LIMIT))
-                continue
-        most = NO_LIMIT
-        if parts is not None and parts.keep and least <= room and not shape.session:
-            most = _beside_kept(view, node, entry, least, room, overdue, parts, waiting, head)
-            if most < least:
-                continue
-        owed = several and waiting.is_first()
-        waiting.take(head)
-        waiting.charge(head, 0 if shape.session else _degrees(shape.degrees)[0])
-        mem, gpus = mem - shape.mem_mib, gpus - shape.gpus
-        if shape.session:
-            own = len(view.ledger.sessions[shape.session].cores)
-            grant(view, placement, action, shape, node,
-                  max((d for d in shape.degrees if d <= own), default=shape.degrees[0]))
-            continue
-        room -= least
-        chosen.append(_Chosen(entry, shape, overdue or owed, most))
-    return chosen, gpus_kept
-
-
-def _beside_kept(view: Snapshot, node: NodeView, action: Action, least: int, room: int,
-                 overdue: bool, parts: TenantParts, waiting: Waiting, head: Next) -> int:
-    """Returns the most units that an action may have beside those that are kept for other tenants;
-    fewer than `least` if it was passed over for them.
-
-    Where an action that needs several units has waited for long, units of its tenant's part gather
-    for it: no other action of the tenant starts.
-    """
-    tenant = view.ledger.tenants.tenant_of(client_of(action.id))
-    serial, work = view.ledger.estimator.estimate(action)
-    most = parts.most(tenant, least, run_ns(work, serial, least), room,
-                      view.now_ns - view.ledger.actions[action.id].submitted_at)
-    if most < least:
-        if parts.held_back < node.cpus:
-            waiting.take(head)  # one of its shape may be short
-        else:
-            waiting.skip_shape_of(head)
-        if least > 1 and (overdue or _was_passed_long(view, action, least)):
-            waiting.leave_out(tenant)
-    elif most < room and not is_elastic(action.resizable, action.degrees):
-        parts.choose(tenant, least, max(d for d in action.degrees if d <= most))
-    else:
-        parts.choose(tenant, least, least)
-        most = NO_LIMIT
-    return most
-
-
-def _was_passed_long(view: Snapshot, action: Action, units: int) -> bool:
-    """Returns whether an action that needs `units` units lets no other one pass any more."""
-    serial, work = view.ledger.estimator.estimate(action)
-    waited = view.now_ns - view.ledger.actions[action.id].submitted_at
-    return waited >= PASSED_RUNS * run_ns(work, serial, units)
