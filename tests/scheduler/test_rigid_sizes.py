@@ -91,6 +91,8 @@ def test_an_action_waits_for_a_good_size_only_while_that_pays() -> None:
     assert lasts == run_ns(16 * SECOND, 0, 2) - run_ns(16 * SECOND, 0, 16) == 7 * SECOND
     assert sizes_to_start(DEGREES, 0, 16 * SECOND, load, 2 * SECOND)[1] == 5 * SECOND
     assert sizes_to_start(DEGREES, 0, 16 * SECOND, load, 7 * SECOND) == (DEGREES, 0)
+    own = load._replace(free=16, present=1, waiting=1)
+    assert sizes_to_start(DEGREES, 0, 16 * SECOND, load, 0, own)[0] == (8, 16), "others wait too"
     busy = load._replace(free=8, present=6, waiting=5)
     assert sizes_to_start(DEGREES, 0, 16 * SECOND, busy, 0) == ((8, 16), 0)
     assert sizes_to_start(DEGREES, 0, 9999 * SECOND, load, 0)[1] == OVERDUE_NS

@@ -20,7 +20,8 @@ may be overtaken. Then it starts on what it gets.
 
 Where several tenants use the node, a tenant's actions also have the size that they would have on a
 node that is only the tenant's part and has no load but theirs. Otherwise the crowd of another
-tenant would make them narrow although their own part is free.
+tenant would make them narrow although their own part is free. Half of the best size is good enough
+there too, since the units for which an action waits are those of other tenants as well.
 """
 
 from __future__ import annotations
@@ -83,6 +84,8 @@ def sizes_to_start(degrees: tuple[int, ...], serial: int, work_ns: int, load: No
     good = good_sizes(degrees, serial, load)
     if own is not None and (possible := tuple(d for d in degrees if d <= own.free)):
         good = max(good, good_sizes(possible, serial, own), key=lambda sizes: sizes[-1])
+    if own is not None:
+        good = tuple(d for d in degrees if d in good or d <= good[-1] <= 2 * d)
     if good[0] <= load.free:
         return good, 0
     else_on = max((d for d in degrees if d <= load.free), default=degrees[0])
