@@ -7,8 +7,10 @@ import random
 import pytest
 from helpers.builders import World, started
 
+from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Profile
-from tangram_hpc.scheduler.placement.placers.cpus.backfill import NOTHING, Gathering, lent_until
+from tangram_hpc.scheduler.placement.placers.cpus import start_choice
+from tangram_hpc.scheduler.placement.placers.cpus.backfill import lent_until
 from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.placement.placers.waiting import OVERDUE_NS
 from tangram_hpc.simulator.simulate import simulate
@@ -61,8 +63,9 @@ def test_units_are_lent_for_as_long_as_the_wide_action_has_waited_at_most() -> N
     assert started(world.plan()) == [fits] and not world.ledger.actions[late].lease
 
 
-def test_actions_that_run_for_longer_than_told_delay_a_wide_one_once() -> None:
-    """Each is told to end in time and runs for 30 s. No further one starts after that time."""
+def test_no_unit_is_lent_after_the_time_however_long_the_actions_run() -> None:
+    """Each is told to end in time and runs for 30 s. Only those that began in time are in the way.
+    """
     world, wide = gathering(15)
     begun, first = dict[int, int](), next(iter(world.ledger.leases.values())).action
     for second in range(120):
@@ -98,21 +101,71 @@ def test_the_time_until_which_units_are_lent_only_becomes_earlier() -> None:
     rng = random.Random(1)
     for _ in range(500):
         now, lacking = rng.randrange(1000, 2000), rng.randrange(1, 20)
-        submitted_at, found = now - rng.randrange(1000), NOTHING
+        submitted_at, until = now - rng.randrange(1000), 0
         for _ in range(5):
             ends = [(now + rng.randrange(500), rng.randrange(1, 5))
                     for _ in range(rng.randrange(12))]
-            before, found = found, lent_until(found, 1, submitted_at, lacking, ends, now)
-            late = [end for end, _ in sorted(ends)]
-            in_time = sum(units for end, units in ends if end <= found.until)
-            assert found.action == 1 and found.until <= max(now, 2 * now - submitted_at)
-            if before is not NOTHING:
-                assert found.until <= max(before.until, now)
-            if found.until in late and found.until > now:
-                assert in_time >= lacking or found.until == before.until
+            before, until = until, lent_until(until, submitted_at, lacking, ends, now)
+            assert until <= max(now, before or 2 * now - submitted_at)
+            if until > now and until in (end for end, _ in ends):
+                enough = sum(units for end, units in ends if end <= until) >= lacking
+                assert enough or until in (before, 2 * now - submitted_at)
+            if until <= now:
+                break
             now += rng.randrange(100)
-    assert lent_until(Gathering(1, now + 9), 2, now - 4, 1, [(now + 7, 1)], now) == (2, now + 4)
-    assert lent_until(NOTHING, 2, now - 4, 2, [(now + 3, 1)], now) == (2, now), "never enough"
+    assert lent_until(0, 1, 1, [(17, 1)], 10) == 17
+    assert lent_until(0, 6, 1, [(17, 1)], 10) == 14, "as far away as it has waited"
+    assert lent_until(0, 1, 2, [(17, 1)], 10) == 10, "never enough"
+
+
+def test_the_time_of_an_action_stays_though_units_gather_for_another_one_in_between(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two clients, each with a wide action, and narrow ones that run for longer than told."""
+    world, rng, order = World("elastic", now=SECOND), random.Random(3), list[int]()
+    times = dict[int, int]()  # until when units are lent, by when the wide action was submitted
+
+    def watched(before: int, submitted_at: int, lacking: int, ends: list[tuple[int, int]], now: int
+                ) -> int:
+        until = lent_until(before, submitted_at, lacking, ends, now)
+        assert before == times.get(submitted_at, 0)
+        if until > now:
+            times[submitted_at] = until
+            order.append(submitted_at)
+        return until
+
+    monkeypatch.setattr(start_choice, "lent_until", watched)
+    world.happen(ev.ClientJoined(world.now, 2, "uid-2", "test", 0, 1, "socket"))
+    world.node(cpus=CPUS)
+    submit(world, 1, 35.0)
+    ends = [(world.now + 35 * SECOND, each) for each in started(world.plan())]
+    for world.client in (1, 2):
+        submit(world, CPUS, 1.0)
+    world.now += OVERDUE_NS
+    for _ in range(800):
+        for world.client in (1, 2):
+            if rng.random() < .25:
+                submit(world, 1, 30.0, told_s=2.0)
+        ends += [(world.now + 30 * SECOND, each) for each in started(world.plan())]
+        world.now += SECOND // 4
+        for end in [end for end in ends if end[0] <= world.now]:
+            ends.remove(end)
+            world.finish(end[1])
+    again = [at for k, at in enumerate(order) if at in order[:k] and order[k - 1] != at]
+    assert again, "units gathered for an action, for another one, and for the first again"
+
+
+def test_a_lease_without_units_is_no_end_to_wait_for() -> None:
+    """An action on a file holds a lease of no CPU, and has no end on CPUs."""
+    world = World("elastic", now=SECOND)
+    world.node(cpus=CPUS)
+    submit(world, 1, 60.0)
+    reads = world.submit(0)
+    assert reads in started(world.plan())
+    submit(world, CPUS, 1.0)
+    world.now += OVERDUE_NS
+    assert started(world.plan()) == []
+    short = submit(world, 1, 1.0)
+    assert started(world.plan()) == [short]
 
 
 @pytest.mark.parametrize("durations", ["learned", "oracle"])

@@ -10,7 +10,7 @@ from helpers.builders import World, started
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Profile
 from tangram_hpc.domain.tenant import TenantSpec
-from tangram_hpc.scheduler.placement.placers.cpus.choice import PASSED_RUNS
+from tangram_hpc.scheduler.placement.placers.cpus.start_choice import PASSED_RUNS
 from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.simulator.simulate import simulate
 from tangram_hpc.simulator.workload import Cluster, Workload

@@ -2,7 +2,7 @@
 Pure.
 
 The order of waiting actions comes from `Waiting`, and sizes come from `divide_cpus`, which chooses
-among those that `rigid_sizes.py` allows an action that keeps its size. `choice.py` says which
+among those that `rigid_sizes.py` allows an action that keeps its size. `start_choice.py` says which
 actions may start at all.
 
 A node is looked at when its revision has changed or its time has come. Most of the memory between
@@ -29,12 +29,11 @@ from ..base import Placement, Resizing, grant
 from ..recent_use import RecentUse
 from ..tenant_parts import BALANCE_NS, Held, TenantParts
 from ..waiting import AGED_NS, OVERDUE_NS, Backlog, Waiting
-from .backfill import NOTHING, Gathering
-from .choice import Choice, Chosen
 from .cpu_division import ResizableLease, WaitingCandidate, weight
 from .node_leases import cpu_leases, done_before, from_one, gives_back, is_elastic
 from .resize_cost import PATIENCE, counted_cost, divide_with_cost, is_worth
 from .rigid_sizes import NodeLoad, sizes_to_start
+from .start_choice import Choice, Chosen
 
 # Tenants that hold units of a node are compared again after BALANCE_NS, times the nodes divided by
 # BALANCE_NODES. So at most BALANCE_NODES nodes are looked at for that in BALANCE_NS.
@@ -53,7 +52,7 @@ class _Node:
             free.
         done: what `done_before` returned for each lease.
         recent: what tenants held here lately; empty if there is nothing to compare.
-        gathering: for which action units gather here.
+        lent: until when units are lent that gather here, by the action for which they do.
     """
 
     revision: int = -1
@@ -61,7 +60,7 @@ class _Node:
     keeps_gpus: bool = False
     done: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     recent: RecentUse = field(default_factory=RecentUse)
-    gathering: Gathering = NOTHING
+    lent: dict[int, int] = field(default_factory=dict)
 
 
 class ElasticCpus:
@@ -147,8 +146,8 @@ class ElasticCpus:
         backlog = None if self._tail else Backlog(view.ledger, queues, node.cpus, len(view.nodes))
         waiting = Waiting(view.ledger, queues, view.now_ns, aged_ns=self._aged_ns,
                           turns=drawn, backlog=backlog)
-        choice = Choice(view, placement, node, waiting, room, started, parts, kept.gathering)
-        kept.keeps_gpus, kept.gathering = choice.keeps_gpus, choice.gathering
+        choice = Choice(view, placement, node, waiting, room, started, parts, kept.lent, kept.done)
+        kept.keeps_gpus = choice.keeps_gpus
         sizes_of = _StartSizes(view, node, queues, turns, parts, room)
         cost = counted_cost(view.ledger.nodes[node.node].resize_ns)
         candidates = []

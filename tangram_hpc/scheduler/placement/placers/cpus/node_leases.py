@@ -53,13 +53,16 @@ def done_before(lease: LeaseEntry, serial: int, kept: tuple[int, int, int] | Non
     return n, serial, work
 
 
-def expected_end(view: Snapshot, lease: LeaseEntry) -> int:
-    """Returns when a lease should give back its last unit, if its size stays; epoch ns."""
+def expected_end(view: Snapshot, lease: LeaseEntry, kept: tuple[int, int, int] | None = None,
+                 ) -> int:
+    """Returns when a lease of one unit or more should give back its last one, if its size stays;
+    epoch ns. `kept` is as for `done_before`.
+    """
     if lease.state is LeaseState.RELEASING:
         return view.now_ns
     estimator, action = view.ledger.estimator, view.ledger.actions[lease.action].action
     serial = estimator.serial(action)
     since, units = lease.grants[-1]
     here = (view.now_ns - since) * speed(serial, units) >> ONE
-    left = estimator.remaining(action, done_before(lease, serial)[2] + here)
+    left = estimator.remaining(action, done_before(lease, serial, kept)[2] + here)
     return view.now_ns + run_ns(left, serial, units)

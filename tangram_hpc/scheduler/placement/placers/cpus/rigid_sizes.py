@@ -12,16 +12,16 @@ the square of the share of units in use, about the chance that a newcomer finds 
 1 / (4 U), as if another action came now and then. So an action leaves others the units of an idle
 node that would add little to its speed.
 
-The node's free units may be fewer than that. A smaller size is good enough where the sum above is
-at most 5/4 of its least value. So where the load is low, two equal actions that divide well run one
-after the other on the whole node, as both on a half would end when the second does so. An action
-waits for that many units no longer than the time that they save it, and no longer than any action
-may be overtaken. Then it starts on what it gets.
+The node's free units may be fewer than that. Half of the best size is good enough where it costs
+little more, as it does under load. On an idle node it costs nearly twice as much if the work
+divides well; there, two equal actions run one after the other on the whole node, as both on a half
+would end when the second does so. An action waits for a good size no longer than the time that it
+saves, and no longer than any action may be overtaken. Then it starts on what it gets.
 
 Where several tenants use the node, a tenant's actions also have the size that they would have on a
 node that is only the tenant's part and has no load but theirs. Otherwise the crowd of another
-tenant would make them narrow although their own part is free. Half of the best size is good enough
-there too, since the units for which an action waits are those of other tenants as well.
+tenant would make them narrow although their own part is free. Half of the best size is always good
+enough there, since the units for which an action waits are those of other tenants as well.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import NamedTuple
 from ....state.speed import ONE, run_ns, speed
 from ..waiting import OVERDUE_NS
 
-NUM, DEN = 5, 4  # a size is good enough if it costs at most NUM/DEN of the best one
+NUM, DEN = 3, 2  # half of the best size is good enough if it costs at most NUM/DEN of that
 
 
 class NodeLoad(NamedTuple):
@@ -52,7 +52,8 @@ class NodeLoad(NamedTuple):
 
 def good_sizes(degrees: tuple[int, ...], serial: int, load: NodeLoad) -> tuple[int, ...]:
     """Returns the degrees that are good enough, in ascending order. The last one is the best trade
-    between an action's own speed and the others' delay, and none before it costs over 5/4 of that.
+    between an action's own speed and the others' delay. The others are at least half of it, and
+    cost at most NUM/DEN of what it costs.
 
     O(degrees).
 
@@ -65,7 +66,7 @@ def good_sizes(degrees: tuple[int, ...], serial: int, load: NodeLoad) -> tuple[i
     price, one = max(4 * load.present * used * used, load.cpus ** 2), 4 * load.cpus ** 3
     costs = [((one + d * price << 2 * ONE) // speed(serial, d), d) for d in degrees]
     least, best = min(costs)
-    return tuple(d for cost, d in costs if d <= best and NUM * least >= DEN * cost)
+    return tuple(d for cost, d in costs if d <= best <= 2 * d and NUM * least >= DEN * cost)
 
 
 def sizes_to_start(degrees: tuple[int, ...], serial: int, work_ns: int, load: NodeLoad,

@@ -19,7 +19,7 @@ from ...snapshot import NodeView, Snapshot
 from ..base import Placement, grant
 from ..tenant_parts import TenantParts
 from ..waiting import Next, Waiting
-from .backfill import Gathering, lent_until
+from .backfill import lent_until
 from .node_leases import cpu_leases, expected_end, from_one, gives_back, is_elastic
 
 # An action that needs more units than are free or can be taken lets others pass, until it has
@@ -59,26 +59,27 @@ class Choice:
         room: how many units are free or can be taken from running actions.
         started: actions that were started elsewhere in this cycle.
         parts: what the node's tenants may count on; None if there is nothing to compare.
-        gathering: for which action units gathered on the node before.
+        lent: until when units are lent that gather on the node, by the action for which they do;
+            it is changed here.
+        done: see `done_before`, by lease.
 
     Attributes:
         chosen: the actions that start if units suffice, in order.
         aside: actions for which units gather, and which cannot start in this cycle.
-        gathering: for which action units gather on the node now.
         keeps_gpus: whether a waiting action reserves the node's GPUs.
     """
 
     def __init__(self, view: Snapshot, placement: Placement, node: NodeView, waiting: Waiting,
-                 room: int, started: set[int], parts: TenantParts | None, gathering: Gathering,
-                 ) -> None:
+                 room: int, started: set[int], parts: TenantParts | None, lent: dict[int, int],
+                 done: dict[int, tuple[int, int, int]]) -> None:
         self._view, self._placement, self._node, self._waiting = view, placement, node, waiting
-        self._room, self._started, self._parts = room, started, parts
+        self._room, self._parts, self._lent, self._done = room, parts, lent, done
         self._mem, self._gpus, self._mem_kept = node.free_mem_mib, node.free_gpus, False
         self._soon: list[tuple[int, int]] = []  # expected end and units of what was chosen
         self._lent_until = 0  # until when the units of `aside` are lent
         self.chosen: list[Chosen] = []
         self.aside: list[int] = []
-        self.gathering, self.keeps_gpus = gathering, False
+        self.keeps_gpus = False
         while (head := waiting.head()) is not None:
             if head.action in started:
                 waiting.take(head)
@@ -107,8 +108,8 @@ class Choice:
         return 1 if elastic else from_one(head.shape.degrees)[0]
 
     def _lacks_memory_or_gpus(self, head: Next) -> bool:
-        """Returns whether memory or GPUs are lacking. If the action may not be overtaken, what is
-        there of them is kept for it.
+        """Returns whether memory or GPUs are lacking. If the action may not be overtaken, the free
+        memory or GPUs are kept for it.
         """
         shape = head.shape
         mem = shape.mem_mib > self._mem or (self._mem_kept and shape.mem_mib > 0)
@@ -144,23 +145,38 @@ class Choice:
 
     def _choose_wide(self, head: Next, action: Action, least: int) -> None:
         """Lets others pass an action that needs more units than there are, or gathers units."""
-        view, now = self._view, self._view.now_ns
+        view = self._view
         if not (head.overdue or self._was_passed_long(action, least)):
             self._waiting.skip_shape_of(head)
             self.chosen.append(Chosen(action, head.shape, False, NO_LIMIT))
             return
-        ends = [(expected_end(view, lease), 1 if gives_back(view, lease) else lease.units)
-                for lease in cpu_leases(view, self._node)]
-        self.gathering = lent_until(self.gathering, action.id,
-                                    view.ledger.actions[action.id].submitted_at,
-                                    least - self._room, ends + self._soon, now)
-        if self.gathering.until <= now:
+        until = self._until(action, least)
+        if until <= view.now_ns:
             return self._choose(head, action, least, True)
         self.aside.append(action.id)
         self._take(head, from_one(head.shape.degrees)[0])
-        self._lent_until = self.gathering.until
+        self._lent_until = until
         # what running actions would give up is left to them until the wide action starts
         self._room = self._node.free_cpus - sum(units for _, units in self._soon)
+
+    def _until(self, action: Action, least: int) -> int:
+        """Returns when the actions must end that are lent what gathers for an action; epoch ns."""
+        view, lent, now = self._view, self._lent, self._view.now_ns
+        before = lent.get(action.id, 0)
+        if 0 < before <= now:
+            return before
+        ends = [(expected_end(view, lease, self._done.get(lease.lease)),
+                 1 if gives_back(view, lease) else lease.units)
+                for lease in cpu_leases(view, self._node) if lease.units]
+        entries = view.ledger.actions
+        until = lent_until(before, entries[action.id].submitted_at, least - self._room,
+                           ends + self._soon, now)
+        if until > now:
+            for gone in [a for a in lent if a not in entries or entries[a].lease
+                         or entries[a].ended_lease]:
+                del lent[gone]
+            lent[action.id] = until
+        return until
 
     def _lend(self, head: Next, action: Action) -> None:
         """Chooses an action that should end before the units are needed that it takes."""
