@@ -121,7 +121,7 @@ def test_the_doctor_says_what_a_node_lacks_and_what_it_has(monkeypatch: pytest.M
     def told(**found: Any) -> str:
         monkeypatch.setattr(isolation.Backends, "probed", lambda *words: Backends(
             ("bwrap",), ("bwrap",), **found))
-        return isolation.sandboxes(SimpleNamespace(config=config)).found
+        return isolation.sandboxes(SimpleNamespace(config=config, environ={})).found
 
     assert "networks: off, loopback, filtered, host (open network: no tun here)" in told(
         why_not={OPEN_NETWORK: "no tun here"})
