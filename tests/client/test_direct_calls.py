@@ -382,8 +382,27 @@ def test_a_call_that_is_too_long_ends_with_its_process(cluster: LocalCluster) ->
         assert direct.call(pid) != first
 
 
-def test_a_limit_counts_run_time_and_not_the_way(cluster: LocalCluster) -> None:
-    with cluster.direct(timeout=1) as direct:
+def test_a_limit_counts_run_time_and_not_the_way(cluster: LocalCluster,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sending takes longer than the limit here, and so does receiving; the call itself does not."""
+    def slow(name: str) -> Callable[..., Any]:
+        true = getattr(SocketConnection, name)
+
+        def after_a_while(stream: object, data: object) -> Any:
+            time.sleep(2.5)
+            return true(stream, data)
+        return after_a_while
+
+    with cluster.direct(timeout=2) as direct:
+        assert direct.call(add, 1) == 2
+        with monkeypatch.context() as patched:
+            for name in ("send", "receive_into"):
+                patched.setattr(SocketConnection, name, slow(name))
+            assert direct.call(add, 2) == 3
+
+
+def test_a_direct_call_takes_and_returns_much_data(cluster: LocalCluster) -> None:
+    with cluster.direct(timeout=60) as direct:
         assert direct.call(len, bytes(100 << 20)) == 100 << 20
         assert len(direct.call(bytes, 100 << 20)) == 100 << 20
 

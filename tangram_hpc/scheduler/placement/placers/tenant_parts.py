@@ -10,10 +10,10 @@ cluster that is only its part.
 Idea. A tenant's *part* of a node is what its shares make of the CPUs, among the tenants that use
 the node or wait for it. As many units of its part as a tenant held lately, less those that it holds
 now, are *kept* for it. What lately means depends on the action that would take the units: within
-AWAY times its run time, rounded up to one of PERIODS_NS, or within the longest of these. A tenant
-that has been away for that long will hardly come back before a short action ends. Resizable actions
-may grow into kept units, as they give them back at once. Another action starts only beside them,
-unless one of these holds:
+AWAY times its run time, rounded up to one of PERIODS_NS, or within the longest of these (both are
+in `recent_use.py`). A tenant that has been away for that long will hardly come back before a short
+action ends. Resizable actions may grow into kept units, as they give them back at once. Another
+action starts only beside them, unless one of these holds:
 
 - It is expected to run for HORIZON_NS at most.
 - Its tenant has room in its own part. What the tenant's resizable actions can give back is room.

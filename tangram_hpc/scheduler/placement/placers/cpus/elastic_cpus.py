@@ -22,7 +22,7 @@ from .....domain.states import LeaseState
 from ....state.estimator import Estimator
 from ....state.ledger import RESIZE_GAP_NS, LeaseEntry
 from ....state.queue import CPU, ActionShape, ShapeQueue
-from ....state.speed import ONE, speed, speed_gains
+from ....state.speed import speed_gains
 from ....state.tenant_use import TenantTurns, copy_of
 from ...snapshot import NodeView, Snapshot
 from ..base import Placement, Resizing, grant
@@ -30,7 +30,7 @@ from ..recent_use import RecentUse
 from ..tenant_parts import BALANCE_NS, Held, TenantParts
 from ..waiting import AGED_NS, OVERDUE_NS, Backlog, Waiting
 from .cpu_division import ResizableLease, WaitingCandidate, weight
-from .node_leases import cpu_leases, done_before, from_one, gives_back, is_elastic
+from .node_leases import cpu_leases, done_before, from_one, gives_back, is_elastic, work_left
 from .resize_cost import PATIENCE, counted_cost, divide_with_cost, is_worth
 from .rigid_sizes import NodeLoad, sizes_to_start
 from .start_choice import Choice, Chosen
@@ -245,9 +245,7 @@ class ElasticCpus:
             serial = estimator.serial(action)
             past = done_before(lease, serial, kept.done.get(lease_id))
             done[lease_id] = past
-            since, units = lease.grants[-1]
-            so_far = past[2] + ((now - since) * speed(serial, units) >> ONE)
-            left = estimator.remaining(action, so_far)
+            left = work_left(view, lease, past)
             lefts += left
             found.append((lease, action.degrees[-1], serial, left))
         kept.done = done

@@ -53,6 +53,15 @@ def done_before(lease: LeaseEntry, serial: int, kept: tuple[int, int, int] | Non
     return n, serial, work
 
 
+def work_left(view: Snapshot, lease: LeaseEntry, done: tuple[int, int, int]) -> int:
+    """Returns the work that is expected to be left of a lease, in ns on one unit; `done` is what
+    `done_before` returned for it.
+    """
+    since, units = lease.grants[-1]
+    so_far = done[2] + ((view.now_ns - since) * speed(done[1], units) >> ONE)
+    return view.ledger.estimator.remaining(view.ledger.actions[lease.action].action, so_far)
+
+
 def expected_end(view: Snapshot, lease: LeaseEntry, kept: tuple[int, int, int] | None = None,
                  ) -> int:
     """Returns when a lease of one unit or more should give back its last one, if its size stays;
@@ -60,9 +69,6 @@ def expected_end(view: Snapshot, lease: LeaseEntry, kept: tuple[int, int, int] |
     """
     if lease.state is LeaseState.RELEASING:
         return view.now_ns
-    estimator, action = view.ledger.estimator, view.ledger.actions[lease.action].action
-    serial = estimator.serial(action)
-    since, units = lease.grants[-1]
-    here = (view.now_ns - since) * speed(serial, units) >> ONE
-    left = estimator.remaining(action, done_before(lease, serial, kept)[2] + here)
-    return view.now_ns + run_ns(left, serial, units)
+    serial = view.ledger.estimator.serial(view.ledger.actions[lease.action].action)
+    left = work_left(view, lease, done_before(lease, serial, kept))
+    return view.now_ns + run_ns(left, serial, lease.units)

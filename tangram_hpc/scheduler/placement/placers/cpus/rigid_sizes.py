@@ -31,7 +31,7 @@ from typing import NamedTuple
 from ....state.speed import ONE, run_ns, speed
 from ..waiting import OVERDUE_NS
 
-NUM, DEN = 3, 2  # half of the best size is good enough if it costs at most NUM/DEN of that
+NUM, DEN = 3, 2  # half of the best size is good enough if it costs at most NUM/DEN times as much
 
 
 class NodeLoad(NamedTuple):
@@ -53,7 +53,7 @@ class NodeLoad(NamedTuple):
 def good_sizes(degrees: tuple[int, ...], serial: int, load: NodeLoad) -> tuple[int, ...]:
     """Returns the degrees that are good enough, in ascending order. The last one is the best trade
     between an action's own speed and the others' delay. The others are at least half of it, and
-    cost at most NUM/DEN of what it costs.
+    cost at most NUM/DEN times as much.
 
     O(degrees).
 
@@ -83,9 +83,9 @@ def sizes_to_start(degrees: tuple[int, ...], serial: int, work_ns: int, load: No
         own: the load of its tenant on the tenant's part of the node, if several tenants use it.
     """
     good = good_sizes(degrees, serial, load)
-    if own is not None and (possible := tuple(d for d in degrees if d <= own.free)):
-        good = max(good, good_sizes(possible, serial, own), key=lambda sizes: sizes[-1])
     if own is not None:
+        if possible := tuple(d for d in degrees if d <= own.free):
+            good = max(good, good_sizes(possible, serial, own), key=lambda sizes: sizes[-1])
         good = tuple(d for d in degrees if d in good or d <= good[-1] <= 2 * d)
     if good[0] <= load.free:
         return good, 0
