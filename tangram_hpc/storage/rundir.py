@@ -13,7 +13,6 @@ run is `jobs/NAME`. A folder of another job with the same id is moved to `...~1`
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import os
 import re
@@ -26,6 +25,7 @@ from pathlib import Path
 
 from ..atomic_file import replace_link
 from ..errors import InvalidInput
+from ..private_folder import PrivateFolder, is_abandoned
 from ..sandbox.files import scratch
 from ..slurm.job_environment import slurm_place
 from .access import may_serve
@@ -33,7 +33,7 @@ from .job_folders import remove_job_folder
 
 KEPT_LOCAL_RUNS = 50
 # `tangram doctor` has no folder with a lock around that of its probe, which lives for seconds only
-_OURS = ("tangram-worker-", "tangram-broker-", "tangram-probe-")
+_OURS = ("tangram-worker-", "tangram-broker-", "tangram-client-", "tangram-probe-")
 _NODES = "tangram-node-"  # the templates make such a folder for a worker, and remove it
 _OF_JOB = re.compile(r"tangram-(node|worker|broker)-job[0-9]+-.+")  # names of folders in a job
 
@@ -176,11 +176,9 @@ def _prune(jobs: Path) -> None:
             remove_job_folder(old)
 
 
-_ALIVE = ".alive"  # locked by the folder's maker for as long as that process lives
 _YOUNG_S = 60.0  # seconds in which a new folder may not have its lock yet
 # seconds in which the worker may not have started yet for which a template made a folder
 _STARTS_S = 3600.0
-_locks: list[int] = []
 
 
 def make_scratch(environ: Mapping[str, str], named: str, what: str) -> Path:
@@ -204,15 +202,8 @@ def make_scratch(environ: Mapping[str, str], named: str, what: str) -> Path:
         sweep_scratch(Path(base))
         if Path(base).name.startswith(_NODES):
             sweep_scratch(Path(base).parent)
-        folder = tempfile.mkdtemp(prefix=f"tangram-{what}-{f'job{job}-' if job else ''}", dir=base)
-        # The lock file is locked before it gets its name. Another process that starts in this
-        # moment takes a folder whose lock file is not locked for abandoned, and removes it.
-        fresh = f"{folder}/{_ALIVE}.new"
-        lock = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        os.rename(fresh, f"{folder}/{_ALIVE}")
-        _locks.append(lock)
-        return Path(folder)
+        # its lock stays open until this process ends
+        return Path(PrivateFolder(f"tangram-{what}-{f'job{job}-' if job else ''}", base).path)
     except OSError as error:
         raise InvalidInput(f"scratch {base}: cannot make a folder there ({error.strerror}); set "
                            "`scratch` to a node-local folder") from None
@@ -258,14 +249,5 @@ def sweep_scratch(base: Path) -> list[Path]:
 
 
 def _abandoned(folder: Path, age_s: float) -> bool:
-    try:
-        lock = os.open(folder / _ALIVE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return age_s > _YOUNG_S and folder.name.startswith(_OURS)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(lock)
+    known = is_abandoned(folder)
+    return age_s > _YOUNG_S and folder.name.startswith(_OURS) if known is None else known

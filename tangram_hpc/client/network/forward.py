@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import struct
 import sys
-import tempfile
 import threading
 import time
 from typing import NoReturn
 
 from ...errors import InvalidInput, PortFailed, TangramError
+from ...private_folder import PrivateFolder, client_folder
 from ...protocol.port_flow import PIECE_MAX, STREAMS_MAX
 from ..connection import Connection
 from ..forked import watch_forks
@@ -55,7 +54,7 @@ class PortForward:
         self.remote_port = checked_port(port)
         self.host, self.port, self.path, self.refused = "", 0, "", 0
         self._connection, self._record, self._wait_s = connection, record, wait_s
-        self._folder = ""
+        self._folder: PrivateFolder | None = None
         self._places = threading.BoundedSemaphore(STREAMS_MAX)
         self._lock = threading.Lock()
         self._open: set[tuple[socket.socket, PortStream]] = set()
@@ -92,16 +91,18 @@ class PortForward:
         self._listener.close()
         for local, stream in pairs:
             _break(local, stream)
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None:
+            self._folder.remove()
         elif self.path:
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
 
     def disown(self) -> None:
-        """Closes the child's copies of the sockets after a fork: the address stays the parent's."""
+        """Closes the child's copies after a fork: the address stays the parent's."""
         self._closed, self._lock = True, threading.Lock()
         self._listener.close()
+        if self._folder is not None:
+            self._folder.disown()
         for local, _ in self._open:
             local.close()
 
@@ -129,8 +130,8 @@ class PortForward:
         if isinstance(unix, str):
             self.path = os.path.abspath(unix)
         else:
-            self._folder = tempfile.mkdtemp(prefix="tangram-")  # mode 0700
-            self.path = os.path.join(self._folder, str(self.remote_port))
+            self._folder = client_folder()
+            self.path = os.path.join(self._folder.path, str(self.remote_port))
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             if len(os.fsencode(self.path)) > _UNIX_MAX:
@@ -141,8 +142,8 @@ class PortForward:
             listener.listen(STREAMS_MAX)
         except OSError as error:
             listener.close()
-            if self._folder:
-                shutil.rmtree(self._folder, ignore_errors=True)
+            if self._folder is not None:
+                self._folder.remove()
             raise InvalidInput(f"unix: cannot listen on {self.path} ({error.strerror}); name "
                                "another path, in a folder that is yours alone") from None
         return listener

@@ -16,14 +16,13 @@ import concurrent.futures
 import errno
 import os
 import secrets
-import shutil
 import socket
-import tempfile
 import threading
 from contextlib import suppress
 from functools import cache
 
 from ...ports import DirectConnection
+from ...private_folder import PrivateFolder, client_folder
 from .asyncsock import Listener, SocketLink, listen_tcp
 from .certificate import Certificate, address_of, make_certificate
 
@@ -49,7 +48,8 @@ class SocketDirectListener:
         self.key = secrets.token_bytes(32)
         self.accepted: concurrent.futures.Future[DirectConnection | None] = (
             concurrent.futures.Future())
-        self._job, self._folder = job, ""
+        self._job = job
+        self._folder: PrivateFolder | None = None
         self._sockets: list[tuple[socket.socket, Certificate | None]] = []
         self.addresses: tuple[str, ...] = ()
         try:
@@ -58,7 +58,7 @@ class SocketDirectListener:
             threading.Thread(target=self._run, name="tangram-direct", daemon=True).start()
         except BaseException as error:  # such as an interruption: the thread may run or not
             self.close()
-            self.abandon()
+            self._close_sockets()
             self._remove_folder()
             if isinstance(error, RuntimeError):
                 raise OSError(errno.EAGAIN, "no thread can be started") from None
@@ -70,7 +70,12 @@ class SocketDirectListener:
             self.accepted.set_result(None)
 
     def abandon(self) -> None:
-        """Closes the copies of the sockets in the child of a fork."""
+        """Closes the copies of what this holds open in the child of a fork."""
+        self._close_sockets()
+        if self._folder is not None:
+            self._folder.disown()
+
+    def _close_sockets(self) -> None:
         for sock, _ in self._sockets:
             sock.close()
 
@@ -83,8 +88,8 @@ class SocketDirectListener:
         except OSError:
             return ""
         try:
-            self._folder = tempfile.mkdtemp(prefix="tangram-")  # mode 0700
-            path = os.path.join(self._folder, "direct")
+            self._folder = client_folder()
+            path = os.path.join(self._folder.path, "direct")
             if len(os.fsencode(path)) > _UNIX_MAX:
                 raise OSError(0, "its path is too long")
             sock.bind(path)
@@ -114,8 +119,8 @@ class SocketDirectListener:
         self._remove_folder()
 
     def _remove_folder(self) -> None:
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None:
+            self._folder.remove()
 
     async def _listen(self) -> None:
         listeners = [Listener(sock, self.key, self._job, self._accept, certificate)
