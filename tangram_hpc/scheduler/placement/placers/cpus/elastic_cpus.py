@@ -38,6 +38,8 @@ from .start_choice import Choice, Chosen
 # Tenants that hold units of a node are compared again after BALANCE_NS, times the nodes divided by
 # BALANCE_NODES. So at most BALANCE_NODES nodes are looked at for that in BALANCE_NS.
 BALANCE_NODES = 16
+# A lease whose size may change, its largest size, its serial fraction, and ns of work that is left.
+_Holder = tuple[LeaseEntry, int, int, int]
 STARTS = 64  # grants after which a cycle ends, if waiting actions may start on any node
 
 
@@ -150,40 +152,13 @@ class ElasticCpus:
         kept.keeps_gpus = choice.keeps_gpus
         sizes_of = _StartSizes(view, node, queues, turns, parts, room)
         cost = counted_cost(view.ledger.nodes[node.node].resize_ns)
-        candidates = []
-        for action, shape, overdue, most in choice.chosen:
-            serial, work = view.ledger.estimator.estimate(action)
-            lefts += work
-            keeps = _keeps_size(view.ledger.estimator, action, cost, serial, work)
-            candidates.append((action, shape, serial, work, overdue, most, keeps))
-        scale = 2 * lefts // max(1, len(holders) + len(candidates))
         takes_at = _takes_at(view, cost, choice.chosen)
-        sizes, starts = divide_with_cost(
-            node.free_cpus, cost, takes_at > view.now_ns,
-            [(ResizableLease(lease.lease, lease.units, top, speed_gains(serial, top),
-                             self._weight(view, lease.action, left, scale), lease.tenant),
-              serial, left)
-             for lease, top, serial, left in holders],
-            [WaitingCandidate(a.id, sizes_of(a, shape, serial, work, most, keeps), keeps,
-                              speed_gains(serial, a.degrees[-1]),
-                              self._weight(view, a.id, work, scale), must,
-                              view.ledger.tenants.tenant_of(client_of(a.id)))
-             for a, shape, serial, work, must, most, keeps in candidates], turns)
-        now_held = {lease.lease: lease for lease, _, _, _ in holders}
-        for lease_id, units in sizes:
-            lease = now_held[lease_id]
-            more = units - lease.units
-            placement.resizings.append(Resizing(lease_id, units))
-            node.free_cpus -= more
-            if turns is not None:
-                turns.charge(lease.tenant, more)
-                _note_lately(view, kept, lease.tenant, lease.session, more)
-        shapes = {action.id: shape for action, shape, *_ in candidates}
-        for started_id, units in starts:
-            grant(view, placement, started_id, shapes.pop(started_id), node, units)
-            if turns is not None:
-                _note_lately(view, kept, turns.tenant_of(client_of(started_id)),
-                             view.ledger.actions[started_id].action.session, units)
+        leases, candidates = self._competing(view, holders, lefts, choice.chosen, sizes_of, cost)
+        sizes, starts = divide_with_cost(node.free_cpus, cost, takes_at > view.now_ns, leases,
+                                         candidates, turns)
+        shapes = {action.id: shape for action, shape, _, _ in choice.chosen}
+        _carry_out(view, placement, node, kept, sizes, [(a, shapes.pop(a), n) for a, n in starts],
+                   turns)
         self._look_again(view, kept, soonest,
                          [*shapes, *choice.aside,
                           *(first.action for first in waiting.each_oldest())], backlog)
@@ -193,6 +168,32 @@ class ElasticCpus:
         for at in (sizes_of.changes_at, takes_at if shapes else 0, due):
             if at > view.now_ns:
                 kept.look_at = min(kept.look_at or at, at)
+
+    def _competing(self, view: Snapshot, holders: list[_Holder], lefts: int, chosen: list[Chosen],
+                   sizes_of: _StartSizes, cost: int,
+                   ) -> tuple[list[tuple[ResizableLease, int, int]], list[WaitingCandidate]]:
+        """Returns the leases and the waiting actions among which a node's CPUs are divided, as
+        `divide_with_cost` takes them.
+
+        Args:
+            lefts: the work that is left of the holders, in ns.
+        """
+        estimator, tenant_of = view.ledger.estimator, view.ledger.tenants.tenant_of
+        estimates = [estimator.estimate(action) for action, _, _, _ in chosen]
+        scale = (2 * (lefts + sum(work for _, work in estimates))
+                 // max(1, len(holders) + len(chosen)))
+        leases = [(ResizableLease(lease.lease, lease.units, top, speed_gains(serial, top),
+                                  self._weight(view, lease.action, left, scale), lease.tenant),
+                   serial, left)
+                  for lease, top, serial, left in holders]
+        candidates = []
+        for (a, shape, must, most), (serial, work) in zip(chosen, estimates, strict=True):
+            keeps = _keeps_size(estimator, a, cost, serial, work)
+            candidates.append(WaitingCandidate(
+                a.id, sizes_of(a, shape, serial, work, most, keeps), keeps,
+                speed_gains(serial, a.degrees[-1]), self._weight(view, a.id, work, scale), must,
+                tenant_of(client_of(a.id))))
+        return leases, candidates
 
     def _weight(self, view: Snapshot, action: int, left: int, scale: int) -> int:
         if not self._tail:
@@ -221,12 +222,12 @@ class ElasticCpus:
         kept.look_at = at
 
     def _holders(self, view: Snapshot, node: NodeView, kept: _Node,
-                 ) -> tuple[list[tuple[LeaseEntry, int, int, int]], int, int]:
+                 ) -> tuple[list[_Holder], int, int]:
         """Finds the leases whose size may change now.
 
         Returns:
-            These leases as (lease, largest size, serial fraction, work left in ns); the sum of the
-            work left; and when the first of the other leases may change, in epoch ns (0: none).
+            These leases; the sum of the work that is left; and when the first of the other leases
+            may change, in epoch ns (0: none).
         """
         ledger, now = view.ledger, view.now_ns
         estimator, actions = ledger.estimator, ledger.actions
@@ -250,6 +251,27 @@ class ElasticCpus:
             found.append((lease, action.degrees[-1], serial, left))
         kept.done = done
         return found, lefts, soonest
+
+
+def _carry_out(view: Snapshot, placement: Placement, node: NodeView, kept: _Node,
+               sizes: list[tuple[int, int]], starts: list[tuple[int, ActionShape, int]],
+               turns: TenantTurns | None) -> None:
+    """Adds to the placement the leases of a node that change, as (lease, CPUs), and the actions
+    that start, as (action, shape, CPUs).
+    """
+    for lease_id, units in sizes:
+        lease = view.ledger.leases[lease_id]
+        more = units - lease.units
+        placement.resizings.append(Resizing(lease_id, units))
+        node.free_cpus -= more
+        if turns is not None:
+            turns.charge(lease.tenant, more)
+            _note_lately(view, kept, lease.tenant, lease.session, more)
+    for action, shape, units in starts:
+        grant(view, placement, action, shape, node, units)
+        if turns is not None:
+            _note_lately(view, kept, turns.tenant_of(client_of(action)),
+                         view.ledger.actions[action].action.session, units)
 
 
 def _keeps_size(estimator: Estimator, action: Action, cost: int, serial: int, work: int) -> bool:
