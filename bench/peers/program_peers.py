@@ -1,8 +1,13 @@
-"""Peers that start programs: GNU parallel, and srun inside of an allocation."""
+"""Peers that start programs: GNU parallel, srun inside of an allocation, and no system at all."""
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 import subprocess
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -82,3 +87,54 @@ class Srun(Peer):
     def _step(self, cores: int, argv: Sequence[str]) -> None:
         subprocess.run(["srun", "-Q", "--exact", "-n1", f"-c{cores}", *argv], check=True,
                        stdin=subprocess.DEVNULL, capture_output=True)
+
+
+class PlainChildren(Peer):
+    """No system at all: this process starts each program as its child, in the order of arrival,
+    where one that needs more cores than are free lets others pass. Nothing is sent, isolated or
+    kept. So it is what starting and ending programs costs on this machine, and no peer."""
+
+    name = "plain children"
+    schedules = False
+    measured = ("mixed",)
+
+    def start(self) -> None:
+        """The end of a child wakes `select`."""
+        self.ends, write = os.pipe()
+        for end in (self.ends, write):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(write)
+
+    def stop(self) -> None:
+        """Nothing stands."""
+
+    def first(self) -> None:
+        """One program."""
+        os.waitpid(os.posix_spawn(work.TRUE, [work.TRUE], {}), 0)
+
+    def mixed(self, tasks: Sequence[Task]) -> list[float]:
+        """First-fit, without any knowledge of the times."""
+        took, free, began = [0.0] * len(tasks), self.cores, time.perf_counter()
+        coming, waiting, running = deque(range(len(tasks))), list[int](), dict[int, int]()
+        while coming or waiting or running:
+            while coming and began + tasks[coming[0]].at_s <= time.perf_counter():
+                waiting.append(coming.popleft())
+            for number in list(waiting):
+                if tasks[number].cores <= free:
+                    free -= tasks[number].cores
+                    waiting.remove(number)
+                    argv = ["/bin/sleep", f"{tasks[number].seconds:.4f}"]
+                    running[os.posix_spawn(argv[0], argv, {})] = number
+            self._wait(began + tasks[coming[0]].at_s if coming else None)
+            while running and (child := os.waitpid(-1, os.WNOHANG)[0]):
+                number = running.pop(child)
+                took[number] = time.perf_counter() - began - tasks[number].at_s
+                free += tasks[number].cores
+        return took
+
+    def _wait(self, until: float | None) -> None:
+        """Waits for the end of a child, at most until the next task arrives."""
+        left_s = None if until is None else max(0.0, until - time.perf_counter())
+        if select.select([self.ends], [], [], left_s)[0]:
+            os.read(self.ends, 4096)

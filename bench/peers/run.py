@@ -49,7 +49,8 @@ from work import mixed_tasks  # noqa: E402
 
 CORES, MIXED_CORES = 2, 16
 STEPS, TINY_STEPS = 150, 3
-TINY_PEERS = ("tangram_hpc", "tangram_hpc, resizable", "ProcessPool", "GNU parallel")
+TINY_PEERS = ("tangram_hpc", "tangram_hpc, resizable", "ProcessPool", "GNU parallel",
+              "plain children")
 
 
 class Slot(NamedTuple):
