@@ -102,7 +102,8 @@ class SandboxToolGroup(ToolGroup):
     def _answer(self, argv: list[str], text: str) -> str:
         session = self._slot.session or self._slot.open(self._options)
         try:
-            result = session.exec(argv, stdin=text, timeout=self._timeout_s).result()
+            result = session.exec(argv, stdin=text, timeout=self._timeout_s,
+                                  keep="both").result()
         except SessionLost as error:
             return f"the session is gone: {error}"
         return answer_text(result, self._timeout_s)

@@ -186,7 +186,7 @@ class SandboxEpisode:
         argv, text = action
         limit = self.settings.timeout_s
         try:
-            result = yield session.exec(argv, stdin=text, timeout=limit)
+            result = yield session.exec(argv, stdin=text, timeout=limit, keep="both")
         except (SessionLost, BrokerUnreachable) as error:
             self.lost = True
             return EpisodeTurn(f"the session is gone: {error}", True, True)

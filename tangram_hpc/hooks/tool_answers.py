@@ -19,7 +19,8 @@ def answer_text(result: ExecResult, timeout_s: float | None = None, longest: int
         result: the result.
         timeout_s: the time limit of the command in seconds, which the text names after a time-out;
             None to leave it out.
-        longest: the most characters; the middle of a longer text is left out.
+        longest: the most characters; the middle of a longer text is left out. So that its end is
+            the end of the output, run the command with `keep="both"`.
     """
     parts = [result.text.rstrip("\n"), result.stderr.decode(errors="replace").rstrip("\n")]
     if result.state is ActionState.TIMEOUT:
@@ -31,13 +32,15 @@ def answer_text(result: ExecResult, timeout_s: float | None = None, longest: int
         parts.append(f"[exit code {result.exit_code}]")
         if not any(parts[:2]) and result.reason:
             parts.insert(0, result.reason)
-    return shortened("\n".join(part for part in parts if part), longest)
+    return shortened("\n".join(part for part in parts if part), longest, sum(result.cut))
 
 
-def shortened(text: str, longest: int) -> str:
-    """Leaves out the middle of a text that is longer than `longest` characters."""
+def shortened(text: str, longest: int, cut: int = 0) -> str:
+    """Leaves out the middle of a text that is longer than `longest` characters. `cut` is how many
+    characters of it were dropped before, and is told together with those that are left out here.
+    """
     if len(text) <= longest:
-        return text
+        return f"{text}\n[{cut} characters left out]" if cut else text
     half = max(0, longest - 40) // 2
-    left_out = len(text) - 2 * half
+    left_out = len(text) - 2 * half + cut
     return f"{text[:half]}\n[{left_out} characters left out]\n{text[len(text) - half:]}"

@@ -103,7 +103,7 @@ class SandboxEnvironment:
             options: other arguments of `Session.exec`.
         """
         limit = self.timeout_s if timeout is None else timeout
-        result = self.session.exec(command, timeout=limit, **options).result()
+        result = self.session.exec(command, timeout=limit, **{"keep": "both", **options}).result()
         return answer_text(result, limit, self.answer_max)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from tangram_hpc.hooks.skyrl_gym import SandboxEnv, SandboxToolGroup  # noqa: E4
 
 __all__ = ["adapters_cluster"]
 
+LONG = "seq 300000; echo the end"  # prints 2 MB
 PROMPT = [{"role": "user", "content": "a task"}]
 
 
@@ -122,6 +124,18 @@ def test_a_text_that_no_command_can_have_is_told_to_the_policy(cluster: LocalClu
     env.close()
 
 
+def test_a_very_long_output_is_seen_with_its_end_and_its_length(cluster: LocalCluster) -> None:
+    env = made()
+    text = seen(env, f"<bash>{LONG}</bash>")
+    assert text.startswith("1\n2\n") and text.endswith("the end") and len(text) <= 8000
+    left_out = int(re.search(r"\n\[(\d+) characters left out\]\n", text)[1])
+    assert left_out + len(re.sub(r"\n\[.*\]\n", "", text)) == 1988895 + len("the end")
+    env.close()
+    env = made(answer_max=1 << 21)
+    assert re.search(r"the end\n\[\d+ characters left out\]$", seen(env, f"<bash>{LONG}</bash>"))
+    env.close()
+
+
 def test_environments_in_threads_keep_apart(cluster: LocalCluster) -> None:
     def episode(number: int) -> str:
         env = made()
@@ -153,6 +167,7 @@ def test_a_tool_group_keeps_one_session(cluster: LocalCluster) -> None:
 
     assert use("bash", "echo 5 > n") == ""
     assert use("python", "print(int(open('n').read()) * 2)") == "10"
+    assert use("bash", f"{LONG}; exit 3").endswith("the end\n[exit code 3]")
     assert "[timed out after 3 s]" in use("bash", "sleep 60")
     group._slot.session.close()
     assert "the session is gone" in use("bash", "true")

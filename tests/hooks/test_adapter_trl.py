@@ -68,6 +68,13 @@ def test_a_reset_and_the_end_of_an_environment_close_its_session(cluster: LocalC
     assert eventually(lambda: sessions_open(cluster) == 0)
 
 
+def test_the_end_of_a_very_long_output_is_seen(cluster: LocalCluster) -> None:
+    environment = Shell()
+    environment.reset()
+    assert environment.bash("seq 300000; echo the end").endswith("the end")
+    release_environments([environment])
+
+
 def test_an_option_that_no_session_has_is_named(cluster: LocalCluster) -> None:
     class Wrong(ShellEnvironment):
         options = {"memm": "1G"}

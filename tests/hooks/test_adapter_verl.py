@@ -76,6 +76,10 @@ def test_the_session_ends_with_verls_object_for_the_trajectory(cluster: LocalClu
     assert eventually(lambda: sessions_open(cluster) == 0)
 
 
+def test_the_end_of_a_very_long_output_is_seen(cluster: LocalCluster) -> None:
+    assert say(tool(), Trajectory("talks"), command="seq 300000; echo the end").endswith("the end")
+
+
 def test_several_tools_of_a_trajectory_share_its_session(cluster: LocalCluster) -> None:
     shell, trajectory = tool(), Trajectory("shared")
     python = tool(argv=["python3", "-"], stdin="{code}")

@@ -95,7 +95,7 @@ class SandboxTool(BaseTool):
             if self._for_scorer and agent_data is not None:
                 await _show(session, agent_data.extra_fields)
             result: ExecResult = await session.exec(argv, stdin=stdin, cpus=_cpus(self._cpus),
-                                                    timeout=self._timeout_s)
+                                                    timeout=self._timeout_s, keep="both")
         except SessionLost as error:
             return ToolResponse(text=f"the sandbox is gone: {error}"), None, {"state": "LOST"}
         text = answer_text(result, self._timeout_s, self._answer_max)
