@@ -116,7 +116,8 @@ class SandboxEpisode:
         settings: the settings that do not depend on the task.
         task: the task of this episode: a command; or a mapping, or its JSON text, with `command`,
             `files` (path -> content, written when the session opens) and `tests` (path -> content,
-            written right before the command, so that the policy never sees them).
+            written right before the command, so that the policy never sees them). A value of None
+            counts as not given.
         owner: the object whose garbage collection ends the episode; None for no such object.
     """
 
@@ -250,8 +251,17 @@ def _task(told: Any) -> Mapping[str, Any]:
             read = json.loads(told)
         except ValueError:
             return {"command": told}
-        return read if isinstance(read, Mapping) else {"command": told}
-    return told if isinstance(told, Mapping) else {}
+        told = read if isinstance(read, Mapping) else {"command": told}
+    if not isinstance(told, Mapping):
+        return {}
+    return {**told, "files": files_given(told.get("files")),
+            "tests": files_given(told.get("tests"))}
+
+
+def files_given(files: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns the files that have a content. A table of data keeps the names of the files of all
+    its rows in each row, with None for those that a row does not have."""
+    return {path: content for path, content in (files or {}).items() if content is not None}
 
 
 def _run(steps: Steps[_T]) -> _T:

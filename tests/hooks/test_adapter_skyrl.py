@@ -116,6 +116,17 @@ def test_what_stands_in_the_way_of_the_tests_gives_a_reward_and_no_error(
     env.close()
 
 
+@pytest.mark.parametrize("task", [
+    {"command": "test ! -e b", "files": None, "tests": None},
+    {"command": "grep 1 a && grep 2 c && test ! -e b -a ! -e d",
+     "files": {"a": "1", "b": None}, "tests": {"c": "2", "d": None}}], ids=["all", "some"])
+def test_files_that_a_row_of_the_data_does_not_have_are_not_written(
+        cluster: LocalCluster, task: Any) -> None:
+    env = made(task)
+    assert env.step("It is done.")["reward"] == 1.0
+    env.close()
+
+
 def test_a_text_that_no_command_can_have_is_told_to_the_policy(cluster: LocalCluster) -> None:
     env = made()
     call = {"name": "bash", "arguments": {"command": "echo \ud800"}}

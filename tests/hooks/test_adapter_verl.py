@@ -143,7 +143,8 @@ def finished(cluster: LocalCluster, line: str) -> dict[str, Any]:
 def test_the_scorer_judges_the_trajectorys_own_sandbox(
         cluster: LocalCluster, other_actor: Any, line: str, score: float) -> None:
     fields = finished(cluster, line)
-    truth = json.dumps({"command": "sh tests.sh", "files": {"tests.sh": "grep -q 42 answer"}})
+    truth = json.dumps({"command": "sh tests.sh", "files": {"tests.sh": "grep -q 42 answer",
+                                                            "of_other_rows": None}})
     assert asyncio.run(session_score("", "", truth, fields)) == {
         "score": score, "acc": score, "sandbox_lost": 0.0}
     assert eventually(lambda: sessions_open(cluster) == 0)

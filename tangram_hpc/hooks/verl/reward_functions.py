@@ -22,7 +22,7 @@ from tangram_hpc import BrokerUnreachable, InvalidInput, Session, SessionLost
 
 from ..code_rewards import code_score
 from ..process_client import process_client
-from ..text_episodes import write_tests
+from ..text_episodes import files_given, write_tests
 
 SESSION_FIELD = "tangram_session"  # of verl's extra fields: the handle of the trajectory's session
 
@@ -103,7 +103,8 @@ async def session_score(data_source: str, solution_str: str, ground_truth: Any,
         data_source, solution_str, others: further arguments that verl passes; not used.
         ground_truth: a mapping, or its JSON text, with `command` and optionally `files` (path ->
             content). The files are written before the command runs and replace what is at their
-            paths; the score is 0.0 if they cannot be written. Other keys are not used.
+            paths; the score is 0.0 if they cannot be written. A content of None counts as not
+            given. Other keys are not used.
         extra_info: as for `scoring_session`.
         command: the command for data that has no command of its own.
         timeout: its time limit, in seconds.
@@ -120,7 +121,7 @@ async def session_score(data_source: str, solution_str: str, ground_truth: Any,
         raise InvalidInput("command: neither ground_truth nor reward_kwargs has one")
     try:
         async with scoring_session(extra_info) as session:
-            if not await write_tests(session, _mapping(task.get("files"))):
+            if not await write_tests(session, files_given(_mapping(task.get("files")))):
                 return {"score": 0.0, "acc": 0.0, "sandbox_lost": 0.0}
             result = await session.exec(line, timeout=timeout, name="session_score")
     except (SessionLost, BrokerUnreachable):
