@@ -219,7 +219,8 @@ async def _scored(call: _Call, grade: Callable[[ExecResult], float], limits: dic
         return _number(await _outside(call.score, call.values, limits))
     try:
         if inspect.iscoroutinefunction(call.score):
-            return _number(await call.score(environment=call.environment, **call.values))
+            # a column of this name, by which TRL chooses among several factories, is left out
+            return _number(await call.score(**{**call.values, "environment": call.environment}))
         if call.environment is None:
             raise TypeError("reward_function: a command needs the session of an environment; give "
                             "the trainer an environment_factory, or score with a function")

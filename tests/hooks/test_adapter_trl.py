@@ -177,6 +177,12 @@ def test_rewards_of_functions_and_of_lost_sessions(cluster: LocalCluster) -> Non
     release_environments(trainer.pool)
 
 
+def test_a_column_that_names_the_environment_does_not_hide_it(cluster: LocalCluster) -> None:
+    trainer = GRPOTrainer(Shell, [reward_function(files_of)])
+    assert trainer.step([{"environment": "shell", "factor": 3}], [[]])[1] == [[3.0]]
+    release_environments(trainer.pool)
+
+
 @pytest.mark.long
 def test_trl_goes_on_with_the_jobs_next_broker(tmp_path: Path) -> None:
     check_restart(TestTrl(), tmp_path)
