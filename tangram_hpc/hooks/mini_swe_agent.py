@@ -125,8 +125,8 @@ class MiniSweEnvironment:
 
         Returns:
             `output`, which is stdout and stderr in one text; `returncode`, which is -1 after a
-            time-out; `exception_info`, which is empty or says what went wrong; and `extra`, after a
-            time-out only.
+            time-out and for a command that is no UTF-8; `exception_info`, which is empty or says
+            what went wrong; and `extra`, where `returncode` is -1.
 
         Raises:
             Submitted: the command printed the line that ends the agent's work.
@@ -136,18 +136,21 @@ class MiniSweEnvironment:
         if self.session is None:
             raise InvalidInput("execute: the environment was cleaned up; make a new one")
         limit = timeout or self.config.timeout
+        command = str(action.get("command", ""))
+        try:
+            command.encode()
+        except UnicodeEncodeError as error:
+            return _failed("UnicodeEncodeError", f"character {error.start} of it is half of a "
+                                                 "surrogate pair, which UTF-8 cannot hold")
         # as with a terminal, the order of what goes to stdout and to stderr is kept
-        words = ["/bin/sh", "-c", 'exec "$@" 2>&1', "sh", *self.config.interpreter,
-                 str(action.get("command", ""))]
+        words = ["/bin/sh", "-c", 'exec "$@" 2>&1', "sh", *self.config.interpreter, command]
         result = self.session.exec(
             words, cwd=cwd or self.config.cwd, env=self._forwarded(), timeout=limit,
             cpus=cpus_of(self.config.cpus), output_max=OUTPUT_MAX, keep="both").result()
         output = result.text + stderr_of(result)
         if result.state is tangram_hpc.ActionState.TIMEOUT:
-            why = f"the command timed out after {limit:g} seconds"
-            return {"output": result.text, "returncode": -1,
-                    "exception_info": f"An error occurred while executing the command: {why}",
-                    "extra": {"exception_type": "TimeoutExpired", "exception": why}}
+            return _failed("TimeoutExpired", f"the command timed out after {limit:g} seconds",
+                           result.text)
         told = {"output": output, "returncode": result.exit_code, "exception_info": ""}
         _raise_if_submitted(told)
         return told
@@ -184,6 +187,14 @@ def stand_in(*names: str) -> None:
 
     for name in names or ("docker", "swerex_modal", "singularity"):
         known[name] = _CLASS
+
+
+def _failed(kind: str, why: str, output: str = "") -> dict[str, Any]:
+    """Returns the answer to an action whose command had no exit code, as mini-swe-agent's own
+    environments give it."""
+    return {"output": output, "returncode": -1,
+            "exception_info": f"An error occurred while executing the command: {why}",
+            "extra": {"exception_type": kind, "exception": why}}
 
 
 def _raise_if_submitted(told: Mapping[str, Any]) -> None:

@@ -55,6 +55,16 @@ class TestMiniSweAgentAbsent(AdapterBehaviours):
         trajectory.session.close()
 
 
+def test_a_command_that_is_no_utf_8_is_told_to_the_policy(cluster: LocalCluster) -> None:
+    environment = MiniSweEnvironment(interpreter=SHELL)
+    told = environment.execute({"command": "echo '\ud83d'"})  # as in the JSON of a tool call
+    assert (told["returncode"], told["output"]) == (-1, "")
+    assert "character 6 of it is half of a surrogate pair" in told["exception_info"]
+    assert told["extra"]["exception_type"] == "UnicodeEncodeError"
+    assert environment.execute({"command": "echo on"})["output"] == "on\n"
+    environment.cleanup()
+
+
 def test_output_is_in_the_order_in_which_it_was_written(cluster: LocalCluster) -> None:
     environment = MiniSweEnvironment(interpreter=SHELL)
     told = environment.execute({"command": "echo 1; echo 2 >&2; echo 3"})
