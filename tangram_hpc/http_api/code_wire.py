@@ -25,7 +25,8 @@ class RunCodeRequest(BaseModel):
         compile_timeout, run_timeout: the longest time of each part, in seconds.
         memory_limit_MB: the memory that it may have, in MiB; -1 for no limit of its own.
         stdin: what it reads; None for nothing.
-        files: path -> content in base64 (None for an empty file), written beside the program.
+        files: path -> content in base64 (None for an empty file), written beside the program before
+            it is compiled or run.
         fetch_files: paths of files to return.
     """
 

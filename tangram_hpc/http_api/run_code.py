@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
+import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from fastapi import HTTPException
@@ -96,8 +98,8 @@ class CodeRunner:
         try:
             if language.compile:
                 compiled = await self._compiled.get(
-                    (request.language, str(request.compile_timeout), request.code),
-                    lambda: self._compile(language, request, turn))
+                    (request.language, str(request.compile_timeout), _digest(request.files),
+                     request.code), lambda: self._compile(language, request, turn))
                 if not compiled.product:
                     return _answer(compiled.result, None, {})
             result, files = await self._execute(language, request, compiled.product, turn)
@@ -114,8 +116,7 @@ class CodeRunner:
             argv = ["sh", "-c", f'chmod 700 {language.product} && exec "$@"', "sh", *argv]
         else:
             files[language.source] = request.code.encode()
-        if sum(map(len, files.values())) > BYTES_MAX:
-            raise InvalidInput(f"files: they hold more than {BYTES_MAX >> 20} MiB")
+        _check_size(files)
         mem = max(0, request.memory_limit_MB)
         name, stdin = f"run_code.{request.language}", (request.stdin or "").encode()
         if not request.fetch_files and not self._image:
@@ -130,9 +131,11 @@ class CodeRunner:
 
     async def _compile(self, language: Language, request: RunCodeRequest, turn: AdmittedProgram
                        ) -> Compiled:
+        files = {**request.contents(), language.source: request.code.encode()}
+        _check_size(files)
         async with self._session(0) as session:
             future = session.exec(list(language.compile), name=f"compile.{request.language}",
-                                  files={language.source: request.code.encode()},
+                                  files=files,
                                   timeout=request.compile_timeout, retries=2)
             result = await _result(future, turn)
             if result.return_code != 0 or result.status != "Finished":
@@ -142,6 +145,18 @@ class CodeRunner:
 
     def _session(self, mem: int) -> Session:
         return self._client.session(mem=mem, image=self._image, name="run_code")
+
+
+def _check_size(files: Mapping[str, bytes]) -> None:
+    """Raises InvalidInput if the files of a program hold more bytes than they may."""
+    if sum(map(len, files.values())) > BYTES_MAX:
+        raise InvalidInput(f"files: they hold more than {BYTES_MAX >> 20} MiB")
+
+
+def _digest(files: Mapping[str, str | None]) -> str:
+    """Returns a text that differs for different files beside a program; empty without files."""
+    told = json.dumps(sorted(files.items())).encode()
+    return hashlib.sha256(told).hexdigest() if files else ""
 
 
 async def _ended(future: Future) -> Any:

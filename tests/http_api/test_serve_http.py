@@ -110,6 +110,15 @@ def test_files_that_the_program_made_are_fetched(cluster: LocalCluster) -> None:
         "o/x": bytes(range(256))}
 
 
+@pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
+def test_a_program_is_compiled_with_its_files(cluster: LocalCluster) -> None:
+    code = '#include "n.h"\n#include <cstdio>\nint main() { printf("%d", N); }'
+    for number in ("7", "8"):  # another header makes another program
+        header = base64.b64encode(f"#define N {number}\n".encode()).decode()
+        answer = run(cluster, code, "cpp", compile_timeout=60, files={"n.h": header})
+        assert (answer["status"], answer["run_result"]["stdout"]) == ("Success", number)
+
+
 def test_a_compiled_program_says_how_its_compilation_went(cluster: LocalCluster) -> None:
     if shutil.which("g++") is None:
         pytest.skip("g++ is not installed")
