@@ -105,7 +105,7 @@ class Processes:
         process.future.add_done_callback(
             lambda future: self._loop.call_soon_threadsafe(self._left, process, future))
         if timeout_s is not None:
-            self._loop.call_later(timeout_s, self._overdue, process)
+            process.timer = self._loop.call_later(timeout_s, self._overdue, process)
         await process.ready.wait()
         if process.failure is not None:
             raise process.failure

@@ -103,6 +103,8 @@ class SandboxProcess:
         left: set when its action has ended.
         failure: the error by which it could not be started or was lost; None otherwise.
         ended: whether it has ended.
+        timer: ends it when its time is over; None without a limit. It is cancelled at the end,
+            because it keeps the command in memory.
     """
 
     def __init__(self, config: CommandConfig, reads_input: bool) -> None:
@@ -114,6 +116,7 @@ class SandboxProcess:
         self.ready, self.left = asyncio.Event(), asyncio.Event()
         self.failure: RpcError | None = None
         self.ended = False
+        self.timer: asyncio.TimerHandle | None = None
         self._listeners: list[EventListener] = []
 
     @property
@@ -168,6 +171,8 @@ class SandboxProcess:
 
     def _over(self) -> None:
         self._listeners.clear()
+        if self.timer is not None:
+            self.timer.cancel()
         self.ready.set()
         self.left.set()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from tangram_hpc import ClientClosed, InvalidInput
+from tangram_hpc import ActionFailed, ClientClosed, InvalidInput
 from tangram_hpc.http_api.e2b.images import E2bOptions, Wanted, read_options, wanted
 from tangram_hpc.http_api.e2b.processes import Processes
 from tangram_hpc.http_api.e2b.records import RecordFolder, SandboxRecord
+from tangram_hpc.http_api.e2b.running_command import CommandConfig
 from tangram_hpc.http_api.e2b.sandboxes import SandboxRegistry
 from tangram_hpc.http_api.e2b.started_command import (
     Started,
@@ -126,6 +129,32 @@ def test_a_server_that_ends_waits_for_terminals_although_its_client_has_ended_th
     monkeypatch.setattr(Processes, "settled", noted)
     processes = asyncio.run(end())
     assert settled == [processes]
+
+
+# ---- the end of a command ------------------------------------------------------------------------
+
+
+def test_a_command_that_has_ended_is_not_kept_until_its_timeout() -> None:
+    async def kept() -> bool:
+        futures: list[Future[Any]] = []
+
+        def begin(argv: list[str], *, on_output: Any, **others: Any) -> Future[Any]:
+            on_output(1, b"12 /tmp/e2b/1\n")
+            futures.append(Future())
+            return futures[0]
+
+        session: Any = SimpleNamespace(name="e2b-x", exec_detachable=begin)
+        process, _ = await Processes(session, (1, 1), False).start(
+            CommandConfig("/bin/true"), False, 3600.0)
+        seen = weakref.ref(process)
+        futures.pop().set_exception(ActionFailed("it has ended"))
+        await process.left.wait()
+        del process
+        await asyncio.sleep(0)
+        gc.collect()
+        return seen() is not None
+
+    assert not asyncio.run(kept())
 
 
 # ---- what a command's action tells ---------------------------------------------------------------
