@@ -96,13 +96,14 @@ class SessionTools:
         return f"wrote {len(data)} bytes to {path}"
 
     async def list_folder(self, path: str = ".") -> str:
-        """Lists a folder of the sandbox: a line for each entry, folders with a slash.
+        """Lists a folder of the sandbox: a line for each entry, folders with a slash, files with
+        their size. Of a file the path and the size are told.
 
         Args:
             path: The folder.
         """
         entries = await (await self._opened()).listing(path, depth=1)
-        lines = [f"{each.name}/" if each.kind == "dir" else f"{each.name} {each.size}"
+        lines = [f"{each.name}/" if each.kind == "dir" else f"{each.name or path} {each.size}"
                  for each in sorted(entries, key=lambda each: str(each.name))]
         return shortened("\n".join(lines) or "(empty)", TEXT_MAX)
 

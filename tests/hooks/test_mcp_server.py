@@ -51,6 +51,7 @@ def test_files_are_written_read_and_listed(cluster: LocalCluster) -> None:
         assert await tools.read_file("deep/file") == "é\n"
         assert await tools.list_folder() == "deep/"
         assert await tools.list_folder("deep") == "file 3"
+        assert await tools.list_folder("deep/file") == "deep/file 3"
         with pytest.raises(FileNotFoundError):
             await tools.read_file("none")
 
