@@ -71,7 +71,11 @@ class TangramSandbox(SandboxEnvironment):
         options = {} if not isinstance(config, str) else session_options(
             json.loads(Path(config).read_text()), config)
         session = client.session(**{"name": task_name[:80], **options})
-        await asyncio.wrap_future(session.opened)
+        try:
+            await asyncio.wrap_future(session.opened)
+        except BaseException:  # a sample that is cancelled here is not cleaned up by Inspect
+            session.close()
+            raise
         return {"default": cls(session)}
 
     @classmethod

@@ -1,6 +1,8 @@
-"""The base classes of Harbor and NeMo-Gym that their adapters need to be imported, where the
-packages are not installed: names, fields and defaults of their published interfaces, and none of
-their behaviour but what an adapter calls. Tests with the real packages are in the long suite."""
+"""The base classes of Harbor, NeMo-Gym and Inspect AI that their adapters need to be imported,
+where the packages are not installed: names, fields and defaults of their published interfaces, and
+none of their behaviour but what an adapter calls. Tests with the real packages are in the long
+suite.
+"""
 
 from __future__ import annotations
 
@@ -107,6 +109,22 @@ def nemo_gym_stood_in() -> Iterator[types.ModuleType]:
     with _present({each.__name__: each for each in (*above, base)},
                   "tangram_hpc.hooks.nemo_gym_provider"):
         yield importlib.import_module("tangram_hpc.hooks.nemo_gym_provider")
+
+
+# ---- Inspect AI ----
+
+
+@contextmanager
+def inspect_stood_in() -> Iterator[types.ModuleType]:
+    """Yields the sandbox's module, imported over names without behaviour."""
+    kinds = {name: type(name, (), {}) for name in ("ExecResult", "SandboxEnvironment",
+                                                   "SandboxEnvironmentLimits")}
+    errors = {name: type(name, (Exception,), {}) for name in ("OutputLimitExceededError",
+                                                              "SandboxUserUnsupportedError")}
+    util = _module("inspect_ai.util", sandboxenv=lambda name: lambda kind: kind, **kinds, **errors)
+    with _present({"inspect_ai": _module("inspect_ai"), "inspect_ai.util": util},
+                  "tangram_hpc.hooks.inspect_sandbox"):
+        yield importlib.import_module("tangram_hpc.hooks.inspect_sandbox")
 
 
 # ---- Harbor ----

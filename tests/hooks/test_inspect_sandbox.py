@@ -1,7 +1,8 @@
-"""Inspect AI's own conformance checks, against sessions of a real broker."""
+"""Inspect AI's own conformance checks, and a sample that is cancelled, against a real broker."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -11,7 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.adapter_behaviours import eventually, sessions_open
 from helpers.debian_image import debian_image
+from helpers.harness_stand_ins import inspect_stood_in
 from helpers.hostile_rig import reason_to_skip
 
 from tangram_hpc import LocalCluster
@@ -81,3 +84,21 @@ def test_inspects_own_checks_pass(tmp_path: Path, kind: str) -> None:
     counts = {what: int(n) for n, what in re.findall(r"(\d+) (passed|xfailed)", last)}
     assert counts["passed"] >= CHECKS - len(cannot), last
     assert counts.get("xfailed", 0) == len(cannot), last
+
+
+def test_a_sample_that_is_cancelled_while_it_waits_leaves_no_session(tmp_path: Path) -> None:
+    config = tmp_path / "tangram-sandbox.json"
+    config.write_text(json.dumps({"mem": 600}))
+    running = LocalCluster(cpus=1, mem_mib=1000, home=tmp_path / "home")
+    with inspect_stood_in() as module, running as client:
+        module.TangramSandbox.client = client
+        holding = client.session(mem=600)
+        holding.opened.result(30)
+        begun = module.TangramSandbox.sample_init("task", str(config), {})
+        with pytest.raises(asyncio.TimeoutError):
+            asyncio.run(asyncio.wait_for(begun, 0.3))
+        holding.close()
+        holding.closed.result(30)
+        with client.session(mem=1000) as after:  # opens if nothing else is left
+            after.opened.result(30)
+        assert eventually(lambda: sessions_open(running) == 0)
