@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import gc
 import importlib
 import os
@@ -36,6 +37,8 @@ _IN_FOLDERS = {"clean": "job_files.clean_verb", "journal": "job_files.journal_ve
                "queue": "views.queue_verb", "report": "views.report_verb",
                "site": "site.site_verb", "top": "views.top_verb"}
 
+# what a write to a file fails with that was opened before; most often stdout leads to that file
+_FAILED_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _READ_SETTINGS = ("demo", "acct", "books", "plan", "replay", "image", "config", "doctor", "broker",
                   "worker", "gateway", "rank")
 _CONFIG = ("settings file to read after the site's file and your own (default: TANGRAM_CONFIG; a "
@@ -104,6 +107,32 @@ def _config_file(config: str) -> Iterator[None]:
             os.environ["TANGRAM_CONFIG"] = before
 
 
+def _open_closed_streams() -> None:
+    """Opens /dev/null as each of the standard streams that this process was started without.
+
+    Otherwise the first file that a verb opens, such as a database, would get the number of that
+    stream, and whatever writes to the stream would write into the file.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+            os.set_inheritable(null, True)
+            assert null == number
+            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", closefd=False))
+
+
+def _give_up_stdout() -> None:
+    """Throws away what is left for stdout if that cannot be written; Python's flush at exit would
+    fail too.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit status.
 
@@ -111,6 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after `tangram`; None for those of this process, which then is the command.
     """
     if argv is None:
+        _open_closed_streams()
         # Imports make 70,000 objects that live to the end: 100 collections would take 30 ms of 400.
         gc.set_threshold(100_000, 20, 100)
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -131,5 +161,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of stdout is gone; without this, Python's flush at exit would fail too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if os.environ.get("TANGRAM_DEBUG") == "1" or error.errno not in _FAILED_WRITE:
+            raise
+        _give_up_stdout()
+        print(f"tangram: error: a write failed: {error.strerror}; what went to stdout or to a file "
+              "is not complete", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

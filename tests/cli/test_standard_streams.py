@@ -1,0 +1,36 @@
+"""A verb whose stdout is full, and one that was started without some of its standard streams."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def config(redirected: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Runs `tangram config` with redirections of a shell."""
+    return subprocess.run(["sh", "-c", f'"$0" -m tangram_hpc config {redirected}', sys.executable],
+                          env=os.environ | more, text=True, capture_output=True, timeout=60,
+                          check=False)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_finds_no_room_is_told_in_one_line(unbuffered: str) -> None:
+    told = config(">/dev/full", PYTHONUNBUFFERED=unbuffered)
+    assert told.returncode == 1
+    assert told.stderr == ("tangram: error: a write failed: No space left on device; what went to "
+                           "stdout or to a file is not complete\n")
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&-", "<&- >&- 2>&-"])
+def test_a_verb_needs_no_standard_streams(closed: str) -> None:
+    told = config(closed)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert bool(told.stdout) is (closed == "<&-")
+
+
+def test_an_error_does_not_go_to_stdout_for_want_of_stderr() -> None:
+    told = config("--config /none 2>&-")
+    assert (told.returncode, told.stdout) == (2, "")
