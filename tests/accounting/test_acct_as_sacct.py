@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -39,6 +40,23 @@ NOW = datetime(2026, 11, 26, 14, 30, 15)
 ])
 def test_times_mean_what_sacct_takes_them_for(text: str, meant: datetime) -> None:
     assert parse_time("--starttime", text, NOW) == round(meant.timestamp()) * 10**9
+
+
+@pytest.mark.parametrize(("now_s", "back"), [
+    (1774747800, 3600),  # 03:30 on the day that clocks are put forward
+    (1792891800, 0), (1792891800, 3600),  # 02:30 for the second time, when they are put back
+    (1792899000, 4 * 3600)])
+def test_hours_before_now_are_hours_that_passed(now_s: int, back: int,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", "Europe/Berlin")
+        time.tzset()
+        try:
+            found = parse_time("-S", f"now-{back}seconds", datetime.fromtimestamp(now_s))
+        finally:
+            patched.undo()
+            time.tzset()
+    assert found == (now_s - back) * SECOND
 
 
 @pytest.mark.parametrize("text", ["", "yesterday-ish", "2026-13-01", "now*2", "25:00",

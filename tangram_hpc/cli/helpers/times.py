@@ -47,7 +47,11 @@ def _parsed(text: str, now: datetime) -> datetime | None:
         base = now if name == "now" else now.replace(hour=_HOURS[name], minute=0, second=0,
                                                      microsecond=0)
         seconds = int(count or 0) * _UNITS[unit or "second"]
-        return base + timedelta(seconds=-seconds if sign == "-" else seconds)
+        if sign == "-":
+            seconds = -seconds
+        if name == "now":  # hours of the clock are not hours that pass, on a day that changes it
+            return datetime.fromtimestamp(base.timestamp() + seconds)
+        return base + timedelta(seconds=seconds)
     for date in _DATES:
         for form in (date, *(f"{date}{cut}{time}" for time in _TIMES for cut in "T-")):
             if (found := _read(text, form, now)) is not None:
