@@ -76,14 +76,14 @@ class FileLock:
         self.held, self._fd = True, -1
         try:
             self._fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise InvalidInput(f"job folder {folder}: cannot make the file `lock` in it "
+                               f"({error.strerror})") from None
+        try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno in _HELD_ERRNOS:
-                self.held = False
-            elif self._fd < 0:
-                raise InvalidInput(f"job folder {folder}: cannot make the file `lock` in it "
-                                   f"({error.strerror})") from None
             # other errors mean that the file system has no locks; then the epoch decides
+            self.held = error.errno not in _HELD_ERRNOS
 
     def release(self) -> None:
         """Releases the lock, so that another broker can take it."""

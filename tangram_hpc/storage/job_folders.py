@@ -124,7 +124,9 @@ def remove_job_folder(folder: Path) -> bool:
     try:
         lock = FileLock(folder)
     except InvalidInput:
-        return not folder.exists()  # somebody else has just removed it
+        if folder.exists():
+            raise
+        return True  # somebody else has just removed it
     try:
         if not lock.held or _gives_signs(folder, _now_s(folder.parent.parent)):
             return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import pytest
 from helpers.forked_verb import tangram
 
 from tangram_hpc import LocalCluster
+from tangram_hpc.errors import InvalidInput
 from tangram_hpc.storage.access import NAME as ACCESS
 from tangram_hpc.storage.folder_lock import FileLock, FolderLock
 from tangram_hpc.storage.job_folders import (
@@ -28,6 +30,7 @@ from tangram_hpc.storage.job_folders import (
     outdated,
     remove_job_folder,
 )
+from tangram_hpc.storage.journal_repair import repair_job
 
 DAY_NS = 86400 * 10**9
 
@@ -157,3 +160,19 @@ def test_needed_folders_count_for_the_size_and_are_never_chosen() -> None:
     assert names(7 * DAY_NS, None) == "b"
     assert names(0, None) == names(None, 0) == "bd"
     assert names(None, 40) == "" and names(None, 39) == names(None, 30) == "b"
+
+
+def test_a_lock_that_may_not_be_opened_is_not_taken_for_a_broker(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, opened = a_job(tmp_path, "7"), os.open
+
+    def refused(path: str | Path, *flags: int, **more: int) -> int:
+        if path == folder / "lock":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, *flags, **more)
+
+    monkeypatch.setattr(os, "open", refused)
+    for act in (remove_job_folder, repair_job):
+        with pytest.raises(InvalidInput, match=r"make the file `lock` in it \(Permission denied"):
+            act(folder)
+    assert (folder / "journal").exists()
