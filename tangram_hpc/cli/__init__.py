@@ -162,7 +162,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + signal.SIGPIPE
     except OSError as error:
-        if os.environ.get("TANGRAM_DEBUG") == "1" or error.errno not in _FAILED_WRITE:
+        if os.environ.get("TANGRAM_DEBUG") == "1":
+            raise
+        if isinstance(error, PermissionError) and error.filename:
+            print(f"tangram: error: {printable(str(error.filename))}: {error.strerror}; ask its "
+                  "owner, or set TANGRAM_HOME to a folder of your own", file=sys.stderr)
+            return 2
+        if error.errno not in _FAILED_WRITE:
             raise
         _give_up_stdout()
         print(f"tangram: error: a write failed: {error.strerror}; what went to stdout or to a file "

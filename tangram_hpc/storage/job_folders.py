@@ -75,6 +75,23 @@ def slurm_ids(home: Path) -> list[int]:
                    if (number := path.name.partition("@")[0]).isdecimal()})
 
 
+def paths_of_jobs(home: Path) -> list[Path]:
+    """Returns all that is in `$TANGRAM_HOME/jobs`: folders of jobs, links to them, and folders that
+    are being removed; nothing if no job has run yet.
+
+    Raises:
+        InvalidInput: The folder is there and cannot be read.
+    """
+    try:
+        return sorted((home / "jobs").iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise InvalidInput(f"TANGRAM_HOME {home}: the folder `jobs` cannot be read "
+                           f"({error.strerror}); make it readable, or set TANGRAM_HOME to a folder "
+                           "of your own") from None
+
+
 def job_folders(home: Path, queue: SlurmQueue | None = None) -> list[JobFolder]:
     """Returns the job folders below `$TANGRAM_HOME`, those that were changed longest ago first.
 
@@ -83,10 +100,12 @@ def job_folders(home: Path, queue: SlurmQueue | None = None) -> list[JobFolder]:
     Args:
         home: `$TANGRAM_HOME`.
         queue: What Slurm answered; None if it could not be asked.
+
+    Raises:
+        InvalidInput: The folder of all jobs cannot be read.
     """
-    try:
-        paths = sorted((home / "jobs").iterdir())
-    except OSError:
+    paths = paths_of_jobs(home)
+    if not paths:
         return []
     now = _now_s(home)
     found = [_folder(path, queue, now) for path in paths if not path.name.startswith(".")
@@ -159,7 +178,8 @@ def is_served(folder: Path) -> bool:
 
 
 def _is_job_folder(path: Path) -> bool:
-    return any(path.glob("journal*")) or any(path.glob("epoch-*")) or (path / ACCESS).exists()
+    return any(path.glob("journal*")) or any(path.glob("epoch-*")) or os.path.exists(
+        path / ACCESS)  # raises nothing for a folder that we may not enter, as another user's
 
 
 def _folder(path: Path, queue: SlurmQueue | None, now_s: float) -> JobFolder:

@@ -29,7 +29,7 @@ from ..private_folder import PrivateFolder, is_abandoned
 from ..sandbox.files import scratch
 from ..slurm.job_environment import slurm_place
 from .access import may_serve
-from .job_folders import remove_job_folder
+from .job_folders import paths_of_jobs, remove_job_folder
 
 KEPT_LOCAL_RUNS = 50
 # `tangram doctor` has no folder with a lock around that of its probe, which lives for seconds only
@@ -134,11 +134,15 @@ def link_last(folder: Path, job: str) -> Path | None:
 
 def known_jobs(environ: Mapping[str, str]) -> list[str]:
     """Returns the jobs that have a journal, the one that was written to last at the end. O(files).
+
+    Raises:
+        InvalidInput: The folder of all jobs cannot be read.
     """
     written: dict[str, int] = {}
-    for journal in (tangram_home(environ) / "jobs").glob("*/journal*"):
-        folder = journal.parent
-        if not folder.is_symlink() and "~" not in folder.name:
+    for folder in paths_of_jobs(tangram_home(environ)):
+        if folder.is_symlink() or "~" in folder.name:
+            continue
+        for journal in folder.glob("journal*"):
             with suppress(OSError):  # it may be removed at this moment
                 at = journal.stat().st_mtime_ns
                 written[folder.name] = max(at, written.get(folder.name, 0))
@@ -149,7 +153,7 @@ def last_job(environ: Mapping[str, str]) -> str:
     """Returns the job whose journal was written to last.
 
     Raises:
-        InvalidInput: No job has run here.
+        InvalidInput: No job has run here, or the folder of all jobs cannot be read.
     """
     known = known_jobs(environ)
     if not known:

@@ -28,7 +28,7 @@ from ...domain import event as ev
 from ...domain.slurm import JobSpan
 from ...domain.states import ENDED
 from ...errors import InvalidInput
-from ...storage.job_folders import is_served
+from ...storage.job_folders import is_served, paths_of_jobs
 from ...storage.journal import torn_bytes
 from ...storage.journal_segments import JobJournal, journals
 from ..flat import COLUMNS, storable
@@ -79,6 +79,9 @@ def import_jobs(books: Books, home: Path, now_ns: int, say: Callable[[str], None
         now_ns: the present time.
         say: takes a line for the person about each job that is not whole.
         ask_spans: asks Slurm's accounting about the jobs that have changed; called at most once.
+
+    Raises:
+        InvalidInput: the folder of all jobs cannot be read.
     """
     report, marks, changed = ImportReport(), _marks(books), list[tuple[Path, bool, str]]()
     for folder in _folders(home):
@@ -116,11 +119,7 @@ def import_jobs(books: Books, home: Path, now_ns: int, say: Callable[[str], None
 
 def _folders(home: Path) -> Iterator[Path]:
     """Yields the folders of all jobs, those that were moved to `~N` too."""
-    try:
-        found = sorted((home / "jobs").iterdir())
-    except OSError:
-        return
-    for folder in found:
+    for folder in paths_of_jobs(home):
         if not folder.name.startswith(".") and not folder.is_symlink() and journals(folder):
             yield folder
 
@@ -168,7 +167,9 @@ def _end_removed(books: Books, home: Path) -> None:
     running = select(jobs.c.name).where(jobs.c.state == "RUNNING")
     with books.reading() as connection:
         names = set(connection.execute(running).scalars())
-    gone = names - {_name(folder) for folder in _folders(home)} if names else names
+    # one whose journals we may not see at the moment is not gone
+    gone = names - {_name(folder) for folder in paths_of_jobs(home)
+                    if not folder.is_symlink()} if names else names
     if gone:
         with books.writing("marks") as connection:
             connection.execute(update(jobs).where(

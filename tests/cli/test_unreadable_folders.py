@@ -1,0 +1,117 @@
+"""What verbs say of folders below TANGRAM_HOME that they may not read, and what the books keep."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.books_rig import write_journal
+
+from tangram_hpc.accounting.books.importing import import_jobs
+from tangram_hpc.accounting.books.query import stored_jobs
+from tangram_hpc.accounting.books.schema import open_books
+from tangram_hpc.accounting.selection import Selection
+from tangram_hpc.cli import main
+from tangram_hpc.config.user_name import user_name
+from tangram_hpc.domain import event as ev
+from tangram_hpc.errors import InvalidInput
+from tangram_hpc.storage.access import NAME as ACCESS
+from tangram_hpc.storage.job_folders import job_folders
+
+BEGAN = 1_700_000_000 * 10**9
+
+
+def a_job(home: Path, name: str) -> Path:
+    """Makes the folder of a job whose broker lives."""
+    folder = home / "jobs" / name
+    write_journal(folder, [ev.BrokerStarted(BEGAN, name, "elastic", "none", user_name())])
+    (folder / ACCESS).write_text(json.dumps({"ended": ""}))
+    (folder / "epoch-1").touch()
+    return folder
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
+    """Folders that may be neither listed nor entered, whoever runs the test."""
+    shut: list[Path] = []
+    real_stat, real_list, real_scan = os.stat, os.listdir, os.scandir
+
+    def refuse(path: object, itself: bool) -> None:
+        if isinstance(path, str | os.PathLike):
+            asked = Path(os.fspath(path))  # type: ignore[arg-type]
+            if any(each in asked.parents or (itself and each == asked) for each in shut):
+                raise PermissionError(errno.EACCES, "Permission denied", str(asked))
+
+    def stat(path: object, **more: object) -> object:
+        refuse(path, itself=False)
+        return real_stat(path, **more)  # type: ignore[call-overload]
+
+    def listdir(path: object = ".") -> object:
+        refuse(path, itself=True)
+        return real_list(path)  # type: ignore[call-overload]
+
+    def scandir(path: object = ".") -> object:
+        refuse(path, itself=True)
+        return real_scan(path)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(os, "stat", stat)
+    monkeypatch.setattr(os, "listdir", listdir)
+    monkeypatch.setattr(os, "scandir", scandir)
+    yield shut
+    shut.clear()
+
+
+@pytest.mark.parametrize("verb", [
+    ["acct"], ["acct", "-a"], ["clean"], ["queue"], ["journal", "check"], ["books"]])
+def test_a_folder_of_all_jobs_that_is_closed_is_not_an_empty_one(
+        verb: list[str], tmp_path: Path, closed: list[Path], monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    a_job(tmp_path, "local-1")
+    monkeypatch.setenv("TANGRAM_HOME", str(tmp_path))
+    closed.append(tmp_path / "jobs")
+    assert main(verb) == 2
+    assert capsys.readouterr().err == (
+        f"tangram: error: TANGRAM_HOME {tmp_path}: the folder `jobs` cannot be read (Permission "
+        "denied); make it readable, or set TANGRAM_HOME to a folder of your own\n")
+
+
+def test_the_books_do_not_end_a_job_whose_folder_they_may_not_read(
+        tmp_path: Path, closed: list[Path]) -> None:
+    folder = a_job(tmp_path, "local-1")
+    with open_books("", tmp_path) as books:
+        def state() -> list[str]:
+            with books.reading() as connection:
+                return [job.row.state for job in stored_jobs(connection, Selection())]
+
+        import_jobs(books, tmp_path, BEGAN, print)
+        assert state() == ["RUNNING"]
+        closed.append(folder)
+        import_jobs(books, tmp_path, BEGAN, print)
+        assert state() == ["RUNNING"]
+        closed[:] = [tmp_path / "jobs"]
+        with pytest.raises(InvalidInput, match="the folder `jobs` cannot be read"):
+            import_jobs(books, tmp_path, BEGAN, print)
+        assert state() == ["RUNNING"]
+
+
+def test_the_folder_of_another_user_is_left_out_of_the_list(tmp_path: Path, closed: list[Path]
+                                                            ) -> None:
+    closed.append(a_job(tmp_path, "local-1"))
+    mine = a_job(tmp_path, "local-2")
+    assert [each.path for each in job_folders(tmp_path)] == [mine]
+
+
+@pytest.mark.parametrize("verb", [["journal", "check"], ["logs", "1.2"]])
+def test_a_closed_folder_of_a_job_is_told_in_one_line(
+        verb: list[str], tmp_path: Path, closed: list[Path], monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    closed.append(a_job(tmp_path, "local-1"))
+    monkeypatch.setenv("TANGRAM_HOME", str(tmp_path))
+    assert main([*verb, "-j", "local-1"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"tangram: error: {closed[0]}") and told.count("\n") == 1
+    assert "Permission denied" in told
