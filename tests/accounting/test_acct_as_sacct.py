@@ -157,6 +157,16 @@ def test_a_damaged_journal_hides_no_other_job(home: Path, tmp_path: Path) -> Non
     assert "4711" in told.stderr and "Traceback" not in told.stderr
 
 
+@pytest.mark.parametrize("words", [
+    ["-S", "today"], ["-E", "now"], ["-s", "FAILED"], ["-a"], ["-u", "root"], ["-X"], ["-D"],
+    ["--by", "name"], ["--name", "fails"], ["--sacct"], ["-A", "astro"]])
+@pytest.mark.parametrize("about", ["--held", "--comment"])
+def test_figures_of_a_whole_job_are_not_printed_for_a_choice_of_its_rows(
+        words: list[str], about: str, home: Path) -> None:
+    told = acct(home, about, *words, "-j", "4711", status=2)
+    assert f"{about}: it is about one whole job, which -j names, and takes no --" in told
+
+
 @pytest.mark.parametrize("form", [["--json"], ["-P"]])
 def test_an_unknown_action_of_the_second_job_is_told_before_anything_is_printed(
         home: Path, form: list[str]) -> None:
@@ -167,7 +177,7 @@ def test_an_unknown_action_of_the_second_job_is_told_before_anything_is_printed(
 
 
 def test_a_home_without_jobs_is_told_in_one_line(tmp_path: Path) -> None:
-    for words in (["-a"], ["-X", "-a"], ["--held", "-a"], ["-S", "today"], []):
+    for words in (["-a"], ["-X", "-a"], ["--held"], ["-S", "today"], []):
         assert "no job has run here" in acct(tmp_path, *words, status=2)
 
 

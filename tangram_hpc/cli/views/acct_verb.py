@@ -91,6 +91,7 @@ def go(args: argparse.Namespace) -> int:
                            "--sacct")
     columns, selection = _columns(args), row_choice.selection(args)
     if args.held or args.comment:
+        _refuse_what_does_not_apply(args)
         return _of_one_job(args)
     if args.books:
         return _print_books(args, columns, selection)
@@ -105,6 +106,19 @@ def go(args: argparse.Namespace) -> int:
     else:
         _print_jobs(args, columns, jobs, selection)
     return 0
+
+
+def _refuse_what_does_not_apply(args: argparse.Namespace) -> None:
+    """Raises InvalidInput for an option that chooses rows, beside `--held` or `--comment`, which
+    are about a whole job. Its figures would be taken for those of the rows that were meant.
+    """
+    from ...errors import InvalidInput
+
+    for option in ("allocations", "by", "duplicates", "sacct", "starttime", "endtime", "state",
+                   "nodelist", "partition", "name", "user", "accounts", "allusers"):
+        if getattr(args, option):
+            raise InvalidInput(f"--{'held' if args.held else 'comment'}: it is about one whole "
+                               f"job, which -j names, and takes no --{option}")
 
 
 def _savings(args: argparse.Namespace) -> int:
