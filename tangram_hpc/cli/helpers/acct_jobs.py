@@ -57,8 +57,8 @@ def jobs_in_question(every: bool) -> list[ids.Named]:
 
 
 def from_journals(named: Sequence[ids.Named], strict: bool, with_row: bool, duplicates: bool,
-                  selection: Selection, ask_spans: AskSpans = lambda folders: {}
-                  ) -> Iterator[AcctJob]:
+                  selection: Selection, ask_spans: AskSpans = lambda folders: {},
+                  left_out: list[str] | None = None) -> Iterator[AcctJob]:
     """Yields the jobs that are named, each once.
 
     Args:
@@ -70,6 +70,7 @@ def from_journals(named: Sequence[ids.Named], strict: bool, with_row: bool, dupl
         selection: which rows are wanted.
         ask_spans: asks Slurm's accounting for the times of jobs; called once, if their rows are
             wanted.
+        left_out: gets the names of jobs whose journals cannot be read, if that is no error.
 
     Raises:
         InvalidInput: a job, or an action of a job, is not known.
@@ -102,6 +103,8 @@ def from_journals(named: Sequence[ids.Named], strict: bool, with_row: bool, dupl
             if strict:
                 raise
             print(f"tangram: acct: {error}", file=sys.stderr)
+            if left_out is not None:
+                left_out.append(job)
             continue
         chosen = _chosen([one for one in named if one.job == job])
         for number in sorted(chosen - folded.records.keys()):

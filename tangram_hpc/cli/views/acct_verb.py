@@ -98,14 +98,15 @@ def go(args: argparse.Namespace) -> int:
     every = bool(args.starttime or args.endtime or args.user or args.accounts
                  or args.allusers)
     named = args.jobs or acct_jobs.jobs_in_question(every)
+    left_out: list[str] = []
     jobs = acct_jobs.from_journals(named, bool(args.jobs) or len(named) == 1,
                                    args.allocations or args.sacct, args.duplicates or args.by,
-                                   selection, _ask_spans(args))
+                                   selection, _ask_spans(args), left_out)
     if args.by:
         _print_groups(args, columns, _roll_up(args.by, jobs))
     else:
         _print_jobs(args, columns, jobs, selection)
-    return 0
+    return 1 if left_out else 0
 
 
 def _refuse_what_does_not_apply(args: argparse.Namespace) -> None:
