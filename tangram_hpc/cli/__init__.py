@@ -14,6 +14,7 @@ import contextlib
 import errno
 import gc
 import importlib
+import io
 import os
 import signal
 import sys
@@ -123,6 +124,14 @@ def _open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", closefd=False))
 
 
+def _escape_what_stdout_has_not() -> None:
+    """Lets stdout print characters that its encoding does not have, such as those of names and file
+    names in an old locale, as `\\xfc`. stderr does so anyway.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def _give_up_stdout() -> None:
     """Throws away what is left for stdout if that cannot be written; Python's flush at exit would
     fail too.
@@ -141,6 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is None:
         _open_closed_streams()
+        _escape_what_stdout_has_not()
         # Imports make 70,000 objects that live to the end: 100 collections would take 30 ms of 400.
         gc.set_threshold(100_000, 20, 100)
     arguments = list(sys.argv[1:] if argv is None else argv)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +23,19 @@ def test_output_that_finds_no_room_is_told_in_one_line(unbuffered: str) -> None:
     assert told.returncode == 1
     assert told.stderr == ("tangram: error: a write failed: No space left on device; what went to "
                            "stdout or to a file is not complete\n")
+
+
+@pytest.mark.parametrize(("encoding", "printed"), [
+    ("ascii", "\\xfc\\u7b97"), ("latin-1", "ü\\u7b97"), ("utf-8", "ü算")])
+def test_characters_that_a_locale_lacks_are_escaped(encoding: str, printed: str,
+                                                    tmp_path: Path) -> None:
+    (tmp_path / "ü算").write_text("")
+    told = subprocess.run(
+        [sys.executable, "-m", "tangram_hpc", "--config", str(tmp_path / "ü算"), "config"],
+        env=os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "1"}, capture_output=True,
+        timeout=60, check=False)
+    assert (told.returncode, told.stderr) == (0, b"")
+    assert f"/{printed};".encode(encoding) in told.stdout
 
 
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&-", "<&- >&- 2>&-"])
