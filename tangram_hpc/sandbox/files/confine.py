@@ -300,7 +300,10 @@ def _entries(home: str, path: str, depth: int) -> Iterator[FileEntry]:
             continue  # it is gone, or closed to its owner
         try:
             for name in sorted(os.listdir(here)):
-                entry = _entry(f"{below}/{name}".lstrip("/"), name, here)
+                try:
+                    entry = _entry(f"{below}/{name}".lstrip("/"), name, here)
+                except FileNotFoundError:
+                    continue  # a running process has removed it; the others are still there
                 yield entry
                 if entry.kind == "dir" and level != depth:
                     todo.append((entry.name, level + 1))
