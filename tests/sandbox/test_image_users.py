@@ -186,6 +186,18 @@ def test_shells_and_terminals_of_a_user(rig: ImageRig) -> None:
     rig.close_session(session)
 
 
+def test_a_user_can_open_its_own_input_and_outputs_by_name(rig: ImageRig) -> None:
+    """As with docker. The kernel compares owners when /dev/stderr is opened."""
+    session = rig.start()
+    text = "cat /dev/stdin >/dev/stdout; echo told >/dev/stderr"
+    outcome, back = rig.shell(text, session=session, user="pg", stdin=b"in")
+    assert (outcome.exit_code, back.stdout, back.stderr) == (0, b"in", b"told\n")
+    opened = ShellCall("run", 1, text=text, start=True, user="pg", stdin=b"in")
+    outcome, back, _ = rig.end(rig.begin(opened, Kind.EXEC, session=session))
+    assert (outcome.exit_code, back.stdout, back.stderr) == (0, b"in", b"told\n")
+    rig.close_session(session)
+
+
 def test_the_files_of_a_detachable_command_are_its_users(rig: ImageRig) -> None:
     session = rig.start(background="run")
     line = "stat -L -c %u /dev/fd/1; echo x >/dev/stderr; read -r word; echo $word"

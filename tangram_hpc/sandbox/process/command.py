@@ -142,6 +142,7 @@ class Command:
         try:
             if call.stdin:
                 stdin = _as_file(call.stdin, home)
+            give(self.identity, (out[1], err[1], *([stdin] if call.stdin else [])))
             self.started_ns = time.monotonic_ns()
             self.pid = start_in(call.cwd, home, path, argv, env, (stdin, out[1], err[1]),
                                 identity=self.identity)
@@ -343,6 +344,16 @@ def _as_file(data: bytes, home: str) -> int:
     except OSError as error:
         raise Unstartable(126, f"stdin: {error.strerror}") from None
     return fd
+
+
+def give(identity: Identity | None, fds: Iterable[int]) -> None:
+    """Makes `identity`, if given, the owner of what a command gets as its input and its outputs. A
+    program that opens /dev/stdout or /dev/stderr needs that, as the kernel then compares owners.
+    """
+    if identity is not None:
+        for fd in fds:
+            with suppress(OSError):  # what is inherited can be used in any case
+                os.fchown(fd, identity.uid, identity.gid)
 
 
 def start_in(

@@ -33,7 +33,7 @@ from contextlib import suppress
 from ...protocol.payload import ShellCall
 from ...resources import process_tree
 from ..environment import Grants, hints
-from ..process.command import RESTORED, find_program
+from ..process.command import RESTORED, find_program, give
 from ..process.spawn_as import spawn_as
 from ..process.unstartable import Unstartable
 from ..process.users import Identity
@@ -112,6 +112,7 @@ class ShellProcess:
                 out, err = os.pipe(), os.pipe()
                 self.pipes, outputs = (out[0], err[0]), (out[1], err[1])
                 ends += outputs
+                give(identity, outputs)
             script, control = os.pipe(), os.pipe()
             self.script, self.control = script[1], control[0]
             ends += [script[0], control[1]]
