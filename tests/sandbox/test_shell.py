@@ -64,6 +64,27 @@ def test_a_shell_keeps_its_state_and_no_command_breaks_it(
 
 
 @BOTH
+@pytest.mark.parametrize("program", ["bash", "sh"])
+def test_neither_prompts_nor_lines_of_the_shells_own_are_in_its_output(
+        make: Any, backend: str, program: str) -> None:
+    """`. venv/bin/activate` sets PS1; a function and a sourced file may switch tracing on."""
+    rig = make(backend)
+    rig.start(program=program)
+    rig.told("echo 'set -x; A=1' >traced; echo 'set -v' >verbose; on() { set -x; }; "
+             "PS1='(venv) ' PS2='> ' PS0='run ' PROMPT_COMMAND='echo prompt'; export PS1")
+    for text, said in (("echo one\necho two", b"one\ntwo\n"), (". ./verbose", b""), ("on", b""),
+                       ("echo traced; set +xv", b"traced\n"), ("echo end; (exit 3)", b"end\n")):
+        outcome, back = rig.run(text)
+        assert back.stdout == said
+        lines = back.stderr.decode().splitlines()
+        assert all(line == text or line.startswith("+") for line in lines), lines
+        assert not any("tangram" in line or "printf" in line for line in lines), lines
+    assert outcome.exit_code == 3
+    assert rig.told("echo $? ${-##*[xv]*}").startswith(b"3 ")
+    assert rig.run(". ./traced")[1].stderr.strip(b"+ \n") == b"A=1"
+
+
+@BOTH
 def test_set_e_and_exit_end_the_shell_with_their_status(make: Any, backend: str) -> None:
     rig = make(backend)
     rig.start()

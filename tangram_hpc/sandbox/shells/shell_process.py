@@ -12,6 +12,10 @@ One command is three lines of the script:
    control pipe is closed. So a command can neither read the script nor inherit the pipe.
 3. "e", the status and the shell's flags go to the control pipe.
 
+The end of the second line and the third line also switch tracing off until the next text, and take
+away prompts that a command has set (`. venv/bin/activate` sets PS1): the shell would write them to
+its error output.
+
 The shell is interactive because only then an error such as an unset variable under `set -u`, or
 SIGINT, ends the command and not the shell. On SIGINT such a shell throws away the line that it is
 reading. So SIGINT is sent only after "b", when lines 1 and 2 have been read, and line 3 is then
@@ -44,6 +48,8 @@ _DIGITS_MAX = 20  # of a number that a shell says
 _LINE_MAX = 256  # bytes of a line on the control pipe; ours are shorter
 _PIECE = 1 << 16
 _NAMES = ("bash", "sh", "dash", "ash")
+_QUIET = "set +xv; PS1= PS2="
+_QUIET_BASH = f"\\unset -v PROMPT_COMMAND PS0; {_QUIET}"
 _EVER = ("TANGRAM_CPUS", "TANGRAM_CPUS_MAX")  # not the shell's to hide
 
 
@@ -79,6 +85,7 @@ class ShellProcess:
         self._bash = program.rpartition("/")[2] == "bash"
         # sh names descriptors by one digit; bash leaves the low ones to its commands
         self._fd = 253 if self._bash else 9
+        self._quieten = _QUIET_BASH if self._bash else _QUIET
         self._serial = 0
         self._unwritten = bytearray()
         self._said = b""
@@ -187,8 +194,9 @@ class ShellProcess:
             read = f"<{_quoted(file)}" if self._bash else f"\\cat {_quoted(file)}"
             value = f'{_quoted(self._first_line())}"$({read})"'
         self._put(f"{self._granting(grants.plain(*granted))}__tangram={value}\n"
-                  f"\\printf 'b %s\\n' {self._serial} >&{self._fd}; {line}\n"
-                  + self._last_line("set" in text or "x" in self._flags))
+                  f"\\printf 'b %s\\n' {self._serial} >&{self._fd}; {line}; "
+                  f"{{ __tangram_code=$? __tangram_flags=$-; {self._quieten}; }} 2>/dev/null\n"
+                  + self._last_line())
         return self._serial
 
     def _first_line(self) -> str:
@@ -201,12 +209,14 @@ class ShellProcess:
             words.append(f"__tangram_was {self.code}")
         return "; ".join(words) + "\n"
 
-    def _last_line(self, hidden: bool = False, word: str = "e") -> str:
-        """Returns the third line of a command's script, which reports the command's end. If
-        `hidden`, the line switches tracing off and does not appear in the trace.
+    def _last_line(self, word: str = "e") -> str:
+        """Returns the third line of a command's script, which reports the command's end and does
+        not appear in a trace. The end of the second line has kept the status and the flags, unless
+        SIGINT came in between.
         """
-        line = f"\\printf '{word} %s %s %s\\n' {self._serial} \"$?\" \"$-\" >&{self._fd}"
-        return f"{{ {line}; set +xv; }} 2>/dev/null\n" if hidden else line + "\n"
+        return (f"{{ \\printf '{word} %s %s %s\\n' {self._serial} \"${{__tangram_code-$?}}\" "
+                f"\"${{__tangram_flags-$-}}\" >&{self._fd}; unset __tangram_code __tangram_flags; "
+                f"{self._quieten}; }} 2>/dev/null\n")
 
     def _granting(self, env: dict[str, str]) -> str:
         """Returns the shell commands that update the variables of the grant, if it has changed. A
