@@ -47,6 +47,11 @@ def test_a_sandbox_sees_the_nodes_directories_of_links_and_cannot_change_them(ri
     assert not os.path.exists(f"{path}/mine")
 
 
+def test_a_sandbox_can_look_up_its_own_name(rig: Rig) -> None:
+    outcome, back = rig.shell("getent hosts $(hostname)", session=1)
+    assert outcome.state is ActionState.COMPLETED and b"127.0.0.1" in back.stdout, back
+
+
 def test_a_sandbox_sees_only_the_listed_files_of_etc(rig: Rig) -> None:
     _, back = rig.shell("ls -A /etc", session=1)
     listed = {path.split("/")[2] for path in visible_paths.readable() if path.startswith("/etc/")}

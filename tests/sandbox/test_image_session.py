@@ -50,6 +50,27 @@ def test_sessions_of_one_image_write_their_own_roots(rig: ImageRig) -> None:
     rig.close_session(other)
 
 
+def test_localhost_and_the_own_name_are_in_hosts(rig: ImageRig, tmp_path: Path) -> None:
+    """Images have no /etc/hosts or an empty one, as container programs write it."""
+    own = ["127.0.0.1", "sandbox"]
+    added = ["127.0.0.1", "localhost", "::1", "localhost", "ip6-localhost", "ip6-loopback", *own]
+    session = rig.start()
+    assert rig.out(session, "cat /etc/hosts").split() == added
+    rig.out(session, "echo 10.0.0.1 mirror >>/etc/hosts")
+    rig.kill_init(session)
+    assert rig.out(session, "cat /etc/hosts").split() == [*added, "10.0.0.1", "mirror"]
+    rig.close_session(session)
+    image = make_image(tmp_path / "image")
+    (image / "etc/hosts").write_text("127.0.0.1 localhost\n10.0.0.1 mirror # sandbox")
+    session = rig.start(image=str(image))
+    assert rig.out(session, "cat /etc/hosts").split("\n") == [
+        "127.0.0.1 localhost", "10.0.0.1 mirror # sandbox", "\t".join(own), ""]
+    rig.close_session(session)
+    session = rig.start(image=str(image), network=True)
+    assert "\t".join(own) in rig.out(session, "cat /etc/hosts").splitlines()
+    rig.close_session(session)
+
+
 def test_commands_are_user_0_with_three_capabilities(rig: ImageRig) -> None:
     session = rig.start()
     outcome, back = rig.shell("id -u; id -g; umask; echo $HOME $USER $PATH; "

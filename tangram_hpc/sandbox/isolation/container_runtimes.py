@@ -26,9 +26,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..files import scratch
+from .hosts import HOSTNAME
 from .pause_process import CAT, SHELL
 
-SESSION, HOSTNAME = "/session", "sandbox"
+SESSION = "/session"
 IMAGE = "/image"  # where bwrap mounts the root of an image
 UNITS = "/session.cpus"  # the file that tells a command how many CPUs it has
 _PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/nix/store", "/gnu/store")  # for the pause process

@@ -1,16 +1,19 @@
 """A worker's copy of what sandboxes may see of /etc, in one directory.
 
 A mount for each of some fifty files is most of what it costs to build a sandbox with mounts, so
-such sandboxes are given one directory. The copy is as old as its worker. Directories of hundreds of
-links are mounted over it, because to copy them takes a worker up to half a second on ext4.
+such sandboxes are given one directory. The copy is as old as its worker, and its `hosts` also names
+the sandbox. Directories of hundreds of links are mounted over it, because to copy them takes a
+worker up to half a second on ext4.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 
 from ..run_program import run_program
+from . import hosts
 
 _ETC = "/etc/"
 _OF_MANY_LINKS = frozenset({"/etc/alternatives", "/etc/ssl/certs", "/etc/pki/ca-trust"})
@@ -30,7 +33,18 @@ def copy_etc(read: Iterable[str], folder: str) -> str:
                     cwd=_ETC)
     for path in to_mount:
         os.makedirs(os.path.join(folder, os.path.relpath(path, _ETC)), exist_ok=True)
+    _complete_hosts(os.path.join(folder, "hosts"))
     return folder
+
+
+def _complete_hosts(path: str) -> None:
+    text = b""
+    with suppress(FileNotFoundError):
+        with open(path, "rb") as file:
+            text = file.read()
+        os.unlink(path)  # it has the mode of the node's file, which its owner may not write
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as file:
+        file.write(hosts.completed(text))
 
 
 def mounted(read: Iterable[str]) -> list[str]:

@@ -29,6 +29,7 @@ from ..files import root_record, scratch
 from ..files.root_record import RootRecord
 from ..run_program import run_program
 from ..user_namespace import OutsideMaps, UserMap
+from . import hosts
 
 WAYS = ("overlay", "fuse", "copy")
 SESSION, UNITS = "session", "session.cpus"  # in the root of a sandbox
@@ -105,8 +106,7 @@ class ImageRoot:
         root = os.open(self.folder, _FOLDER)
         try:
             _furnish(root)
-            if self.resolver:
-                _copy_network_files(root, self.resolver)
+            _write_network_files(root, self.resolver)
         finally:
             os.close(root)
         # no nested namespaces, as with bwrap's --disable-userns
@@ -317,9 +317,9 @@ def _make_room(name: str, folder: int) -> None:
                        "it from the image") from None
 
 
-def _copy_network_files(root: int, resolver: str) -> None:
-    """Gives a sandbox with a network its `resolv.conf`, and the node's `hosts`. An image whose /etc
-    is not a folder gets neither.
+def _write_network_files(root: int, resolver: str) -> None:
+    """Gives a sandbox with a network its `resolv.conf` and the node's `hosts`, and completes the
+    `hosts` of every sandbox. An image whose /etc is not a folder gets neither.
     """
     try:
         etc = os.open("etc", _FOLDER, dir_fd=root)
@@ -328,15 +328,31 @@ def _copy_network_files(root: int, resolver: str) -> None:
             return
         raise
     try:
-        for name, source in (("resolv.conf", resolver), ("hosts", "/etc/hosts")):
+        if resolver:
             with suppress(OSError):  # the node has none, or a folder stands there
-                with open(source, "rb") as file:
-                    data = file.read(_FILE_MAX)
-                with suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=etc)
-                fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644,
-                             dir_fd=etc)
-                with open(fd, "wb") as copy:
-                    copy.write(data)
+                _put("resolv.conf", _content(resolver), etc)
+        with suppress(OSError):  # a link, which is not followed, or a folder
+            text = b""
+            with suppress(FileNotFoundError):
+                text = _content("/etc/hosts") if resolver else _content("hosts", etc)
+            complete = hosts.completed(text)
+            if resolver or complete != text:
+                _put("hosts", complete, etc)
     finally:
         os.close(etc)
+
+
+def _content(path: str, folder: int | None = None) -> bytes:
+    """Returns the beginning of a file. A link in `folder` is not followed."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # opening a FIFO must not block
+    fd = os.open(path, flags | (0 if folder is None else os.O_NOFOLLOW), dir_fd=folder)
+    with open(fd, "rb") as file:
+        return file.read(_FILE_MAX)
+
+
+def _put(name: str, data: bytes, folder: int) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=folder)
+    with open(fd, "wb") as file:
+        file.write(data)
