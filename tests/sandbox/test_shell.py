@@ -331,6 +331,19 @@ def test_a_command_on_a_terminal_takes_what_it_has_credit_for(make: Any) -> None
     assert b"100000" in b"".join(data for _, data in rig.pieces[lease])
 
 
+@pytest.mark.parametrize("text", [b"", b"a line\n", b"no line end"])
+def test_the_end_of_the_input_ends_one_program(make: Any, text: bytes) -> None:
+    rig = make("bwrap")
+    call = TerminalCall(ExecCall(shell="echo ready; cat; read -r next; echo [$next]", stream=True))
+    lease = rig.begin(call, Kind.EXEC, session=rig.session)
+    rig.until(lambda: b"ready" in b"".join(data for _, data in rig.pieces.get(lease, ())))
+    rig.give(lease, input_flow.DATA, text)
+    rig.give(lease, input_flow.HANGUP, b"")
+    rig.give(lease, input_flow.DATA, b"more\n")
+    assert rig.end(lease)[0].exit_code == 0
+    assert b"[more]" in b"".join(data for _, data in rig.pieces[lease])
+
+
 def test_a_resize_after_the_program_closed_its_terminal_is_harmless(make: Any) -> None:
     rig = make("bwrap")
     call = TerminalCall(ExecCall(shell="trap '' HUP; exec <&- >&- 2>&-; sleep 1; exit 5",

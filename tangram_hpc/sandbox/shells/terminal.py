@@ -20,6 +20,7 @@ from ..process.unstartable import Unstartable
 from ..process.users import Identity
 
 _TIOCGPTN = 0x80045430  # the number of a terminal; Python has no name for it
+_LINE_ENDS = b"\n\r\x04\x03\x15\x1a\x1c"  # after these the line of a terminal is empty
 _REFUSED = ("pty: this sandbox has no terminals ({}); open the session with backend='bwrap' or, "
             "for code of your own, trusted=True")
 
@@ -59,6 +60,7 @@ class Terminal:
         os.set_blocking(self.fd, False)
         self._unwritten = bytearray()
         self._ending = False
+        self._in_line = False  # whether the last input byte has not ended its line
 
     def give(self, identity: Identity | None) -> None:
         """Makes `identity`, if given, the owner of the program's side of the terminal.
@@ -112,11 +114,13 @@ class Terminal:
         try:
             while self._unwritten:
                 count = os.write(self.fd, self._unwritten[: input_flow.PIECE_MAX])
+                self._in_line = self._unwritten[count - 1] not in _LINE_ENDS
                 del self._unwritten[:count]
                 taken += count
             if self._ending:
-                os.write(self.fd, b"\x04")
-                self._ending = False
+                # within a line, ^D only hands the line over; the next one is then the end
+                os.write(self.fd, b"\x04\x04" if self._in_line else b"\x04")
+                self._ending = self._in_line = False
         except BlockingIOError:
             pass
         except OSError:  # nobody is at the other side any more
