@@ -12,12 +12,13 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from helpers.fast_path_fuzz import Bench, order
 from tangram_hpc.protocol.payload import ExecCall, decode
-from tangram_hpc.protocol.process_frames import RECEIVE, frame
+from tangram_hpc.protocol.process_frames import RECEIVE, FreezeBackground, frame
 from tangram_hpc.sandbox.process.fast_path import ReturnCode
 
 PACKETS = """if 1:
@@ -63,6 +64,51 @@ def flood(bench: Bench) -> list[Any]:
     return seen
 
 
+def longer(bench: Bench, text: str, wake: Callable[[], object] | None = None) -> list[Any]:
+    """What becomes of a command that is not over at once, and the memory that was told of it."""
+    waker = threading.Timer(0.2, wake) if wake is not None else None
+    if waker is not None:
+        waker.start()
+    back, ends = bench.play(frame(order(ExecCall(shell=text))))
+    seen = bench.served.command
+    if not ends:
+        with suppress(ProcessLookupError):
+            os.killpg(seen.pid, signal.SIGKILL)
+        bench.take_over()
+    if waker is not None:
+        waker.join()
+    memory = ends[0].outcome.maxrss_kib if ends else 0
+    return [back.name, seen.ended, memory > 100]
+
+
+def until_served(bench: Bench, text: str) -> list[Any]:
+    """A command that is served if the machine is not too busy."""
+    for _ in range(200):
+        seen = longer(bench, text)
+        if seen[0] == "READ":
+            break
+    return seen
+
+
+def all_longer(bench: Bench) -> dict[str, list[Any]]:
+    bench.served.command.patience_ns = 3_600_000_000_000
+
+    def send() -> None:
+        bench.ours.sendall(frame(FreezeBackground()))
+
+    found = {"silent": longer(bench, "exec sleep 0.3"),
+             "talks": until_served(bench, "echo a; sleep 0.01; echo b"),
+             "is heard": longer(bench, "echo a; exec sleep 60"),
+             "floods": longer(bench, "sleep 0.01; head -c 200000 /dev/zero; exec sleep 60"),
+             "order": longer(bench, "exec sleep 60", send)}
+    bench.theirs.recv(RECEIVE)
+    found["signal"] = longer(bench, "exec sleep 60", lambda: os.write(bench.into, b"x"))
+    os.read(bench.wake, 64)
+    bench.served.command.patience_ns = 100_000_000
+    found["patience"] = longer(bench, "exec sleep 60")
+    return found
+
+
 def main() -> None:
     bench = Bench(sys.argv[1])
     bench.served.command.patience_ns = 900_000_000
@@ -72,6 +118,10 @@ def main() -> None:
         "chmod 700 .; rmdir ../tmp; ln -s /nowhere ../tmp")]
     bench.served.command.patience_ns = 300_000_000
     seen["flood"] = flood(bench)
+    with suppress(BlockingIOError):
+        while os.read(bench.wake, 1 << 16):
+            pass
+    seen["longer"] = all_longer(bench)
     print(json.dumps(seen))
 
 

@@ -21,7 +21,7 @@ import msgspec
 
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.errors import ProtocolError
-from tangram_hpc.protocol.payload import ExecCall, decode, encode
+from tangram_hpc.protocol.payload import KEEPS, ExecCall, decode, encode
 from tangram_hpc.protocol.process_frames import (
     RECEIVE,
     Ended,
@@ -61,14 +61,15 @@ def is_plain(data: bytes) -> RunAction | None:
         return None
     if not isinstance(call, ExecCall) or msgspec.structs.astuple(orders[0])[2:] not in KNOWN:
         return None
-    return orders[0] if call == ExecCall(call.argv, call.shell) else None
+    return orders[0] if call == ExecCall(call.argv, call.shell, keep=call.keep) else None
 
 
 def program(draw: random.Random) -> ExecCall:
     words = [draw.choice(WORDS) for _ in range(draw.choice((0, 1, 2, 20)))]
+    keep = draw.choice(KEEPS)
     if draw.random() < 0.2:
-        return ExecCall(shell="echo out; echo err >&2; exit 3")
-    return ExecCall(argv=("/bin/echo", *words))
+        return ExecCall(shell="echo out; echo err >&2; exit 3", keep=keep)
+    return ExecCall(argv=("/bin/echo", *words), keep=keep)
 
 
 def broken(draw: random.Random, data: bytes) -> bytes:
@@ -108,10 +109,10 @@ class Bench:
         self.folders = [os.path.abspath(name) for name in ("home", "tmp")]
         for folder in self.folders:
             os.mkdir(folder)
-        self.served = fast_path.FastPath((theirs.fileno(), self.wake, doors[0], -1, doors[1]),
+        self.served = fast_path.FastPath((theirs.fileno(), self.wake, doors[0], -1, doors[1], -1),
                                   changed_signals(),
                                   SandboxIsolation("process", DescendantProcesses(), ".", ".",
-                                                   "cpus"), 1000, folders=self.folders)
+                                                   "cpus"), 1000, False, folders=self.folders)
         for keep in (True, False):
             self.served.learn(order(ExecCall(), keep=keep), ENV, False, 0, STANDS)
         self.served.command.patience_ns = PATIENCE_NS

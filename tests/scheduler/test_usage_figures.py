@@ -87,6 +87,25 @@ def test_cpu_time_of_children_of_a_killed_command_is_counted(rig: Rig) -> None:
     assert ("cpu" in outcome.lower_bounds) == (not counted), outcome
 
 
+BURN = ("import time; t = time.process_time()\nwhile time.process_time() < t + {}: pass\n"
+        "open('done', 'w')")
+
+
+@pytest.mark.parametrize("seconds", [0.15, 0.6])
+def test_cpu_time_of_what_ended_unseen_is_counted_or_missing_with_a_mark(
+        rig: Rig, seconds: float) -> None:
+    """The parent of the process that needs the time has ended before it. The library serves the
+    shorter one whole, and hands the longer one to Python while it runs."""
+    rig.file("burn.py", BURN.format(seconds).encode())
+    outcome, _ = rig.shell("rm -f done; (setsid python3 burn.py &); "
+                           "while [ ! -e done ]; do sleep 0.01; done; sleep 0.05", session=1)
+    assert outcome.state is ActionState.COMPLETED
+    if "cpu" not in outcome.lower_bounds:
+        assert outcome.cpu_ns / SECOND > seconds, outcome
+    assert outcome.enforcement.startswith("cgroup") <= ("cpu" not in outcome.lower_bounds), outcome
+    assert outcome.cpu_ns < 2.5 * outcome.exec_ns
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A program of less than 2 MiB that can be told to live for a while first."""

@@ -20,6 +20,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/resource.h>
+#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -27,18 +28,23 @@
 #include <time.h>
 #include <unistd.h>
 
-#define FAST_PATH_VERSION 9     /* raise it when the struct or its meaning changes */
+#define FAST_PATH_VERSION 10    /* raise it when the struct or its meaning changes */
 #define BYTES (1 << 16)     /* of a read; Python serves an order that does not fit */
 #define OUTPUT (1 << 14)    /* bytes of one stream, at most */
 #define ARGS 256
 #define KNOWN 16
 #define OWN 8
 #define FOLDERS 3
+#define KEEPS 3
+#define SOON_NS 2000000   /* a command that takes longer is waited for with more care */
+#define LOOK_NS 4000000   /* then its memory is looked at; each further pause doubles */
+#define SHOWN_NS 40000000 /* Python reads the output of a command that takes longer */
 #define TAG_RUN 2
 #define TAG_EXEC 2
 #define TAG_RETURN 10
 #define TAG_ENDED 20
-#define RSS_AT_LEAST 2      /* bit of an outcome's field `at_least`: maxrss is a lower bound */
+#define CPU_AT_LEAST 1      /* bit of an outcome's field `at_least`: the CPU time is a lower bound */
+#define RSS_AT_LEAST 2      /* the same for maxrss */
 #define PAGE_KIB 4          /* no program has less */
 
 /* Bytes that Python owns and keeps for as long as this process lives. */
@@ -58,6 +64,7 @@ struct known {
 
 struct fast_path {
     int32_t control, wake, cpus, score, devnull;
+    int32_t used;     /* the file of its cgroup's CPU time; -1: there is none */
     int32_t gone;     /* readable when the pause process has ended; -1: there is none */
     int32_t outer;    /* our child that is, or started, the pause process */
     int32_t own[OWN]; /* its processes in the sandbox's /proc; 0: no more */
@@ -66,7 +73,9 @@ struct fast_path {
     const int32_t *changed; /* signals that a command gets back as default */
     int64_t patience_ns; /* Python takes over a command that takes longer */
     int64_t output_max;  /* or writes more to a stream; at most OUTPUT */
-    struct bytes call_tail; /* of a call that has only argv or shell */
+    /* of a call that has only argv or shell, for each part of a long output that may be kept: what
+     * is served here is kept whole */
+    struct bytes call_tails[KEEPS];
     struct bytes completed, failed; /* an outcome's bytes up to its exit code */
     /* the outcome's fields after maxrss; the last five bytes are the set of `at_least` bits,
      * `setup_ns` and `resize_ns`, which the worker fills in, and two that are 0 for a command */
@@ -80,6 +89,8 @@ struct fast_path {
     int32_t size; /* of data: an order, or bytes not acted on; 0: the worker is gone */
     int64_t started_ns, cpu_ns, maxrss_kib;
     int64_t hidden; /* its memory is unknown: the kernel's figure includes ours, which is more */
+    int64_t group_ns; /* `group_ns` after SOON_NS; -1: it did not run for so long, or nothing counts */
+    int64_t missed; /* processes of it may have ended unseen and uncounted */
     uint8_t data[BYTES];
 };
 
@@ -184,7 +195,11 @@ static int read_call(const struct fast_path *path, struct reader in, struct prog
         if (!sized(&in, 0xd9, 1, &text) || !argument(program, i, &at, text))
             return 0;
     program->argv[count] = NULL;
-    if (!sized(&in, 0xd9, 1, &text) || !rest_is(&in, &path->call_tail))
+    if (!sized(&in, 0xd9, 1, &text))
+        return 0;
+    for (i = 0; i < KEEPS && !rest_is(&in, &path->call_tails[i]); i++)
+        ;
+    if (i == KEEPS)
         return 0;
     if (text.at == text.end)
         return count > 0 && strchr(program->argv[0], '/') != NULL;
@@ -263,8 +278,7 @@ static int tell(const struct fast_path *path, uint64_t lease, const uint8_t *out
     to = put_whole(to, 0xcf, 8, (uint64_t)path->cpu_ns);
     to = put_whole(to, 0xcf, 8, (uint64_t)path->maxrss_kib);
     to = put(to, path->outcome_tail.at, path->outcome_tail.size);
-    if (path->hidden)
-        to[-5] = RSS_AT_LEAST;
+    to[-5] = (uint8_t)((path->hidden ? RSS_AT_LEAST : 0) | (path->missed ? CPU_AT_LEAST : 0));
     to = put_size(to, 2 + packed(sizes[0]) + packed(sizes[1]) + 3);
     *to++ = 0x94;
     *to++ = TAG_RETURN;
@@ -360,7 +374,8 @@ static int start(struct fast_path *path, const struct known *known, struct progr
     futimens(path->cpus, times); /* its CPUs hold from now on, see units_file.py */
     path->started_ns = now_ns();
     path->status = path->ended = 0;
-    path->cpu_ns = path->maxrss_kib = path->hidden = 0;
+    path->cpu_ns = path->maxrss_kib = path->hidden = path->missed = 0;
+    path->group_ns = -1;
     started = spawn(path, known, program, out[1], err[1]);
     close(out[1]);
     close(err[1]);
@@ -443,6 +458,12 @@ static int hides(long maxrss_kib)
     return maxrss_kib <= ours_kib;
 }
 
+static int64_t cpu_ns(const struct rusage *used)
+{
+    return (used->ru_utime.tv_sec + used->ru_stime.tv_sec) * INT64_C(1000000000)
+           + (used->ru_utime.tv_usec + used->ru_stime.tv_usec) * INT64_C(1000);
+}
+
 /* Waits for all processes that have ended; returns whether none is left. */
 static int reap(struct fast_path *path)
 {
@@ -456,8 +477,7 @@ static int reap(struct fast_path *path)
             return path->gone >= 0 && path->ended && alone_inside(path);
         if (pid == path->outer)
             path->fell = 1;
-        path->cpu_ns += (used.ru_utime.tv_sec + used.ru_stime.tv_sec) * INT64_C(1000000000)
-                         + (used.ru_utime.tv_usec + used.ru_stime.tv_usec) * INT64_C(1000);
+        path->cpu_ns += cpu_ns(&used);
         if (pid == path->pid && hides(used.ru_maxrss)) {
             path->hidden = 1;
             used.ru_maxrss = PAGE_KIB;
@@ -471,25 +491,197 @@ static int reap(struct fast_path *path)
     }
 }
 
-/* Waits until the command has ended and none of its processes is left; 0: Python takes it over.
- * Only SIGCHLD, which is blocked, is waited for: a handler that writes to a polled pipe would cost
- * six more system calls. Anything else, such as another order or the end of the pause process, is
- * noticed afterwards, so at most `patience_ns` later. */
-static int wait_for(struct fast_path *path)
+/* Waits a short time until the command has ended and none of its processes is left. Returns 1 then,
+ * 0 if Python takes the command over, and -1 if it takes longer.
+ * Only SIGCHLD, which is blocked, is waited for: to wait for anything else as well would cost more
+ * system calls. So another order or the end of the pause process is noticed `SOON_NS` later. */
+static int wait_soon(struct fast_path *path)
 {
     sigset_t child;
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);
     for (;;) {
-        int64_t left = path->started_ns + path->patience_ns - now_ns();
+        int64_t left = path->started_ns + SOON_NS - now_ns();
         struct timespec wait = {0, left > 0 ? (long)left : 0};
         if (sigtimedwait(&child, NULL, &wait) < 0)
-            return 0; /* it takes longer, or another signal came */
+            return errno == EAGAIN ? -1 : 0; /* it takes longer, or another signal came */
         if (reap(path))
             return path->ended && !path->fell;
-        if (path->ended || path->fell || left <= 0)
-            return 0; /* it left processes, or takes longer, however often we wake */
+        if (path->ended || path->fell)
+            return 0; /* it left processes */
+        if (left <= 0)
+            return -1; /* however often we wake */
     }
+}
+
+/* The most memory in KiB that a process has had; 0 when it is gone. */
+static long high_water_kib(const char *pid)
+{
+    char name[32] = "/proc/", text[4096];
+    const char *line;
+    ssize_t got = 0;
+    int file;
+    if (strlen(pid) > 16)
+        return 0;
+    strcat(strcat(name, pid), "/status");
+    file = open(name, O_RDONLY | O_CLOEXEC);
+    if (file >= 0) {
+        got = read(file, text, sizeof text - 1);
+        close(file);
+    }
+    text[got > 0 ? got : 0] = 0;
+    line = strstr(text, "\nVmHWM:");
+    return line ? strtol(line + 7, NULL, 10) : 0;
+}
+
+static long most_kib; /* of the processes at which `looked_at` looked */
+
+static int looked_at(const struct fast_path *path, const char *name)
+{
+    if (!is_own(path, name)) {
+        long kib = high_water_kib(name);
+        most_kib = kib > most_kib ? kib : most_kib;
+    }
+    return 1;
+}
+
+/* Notes the memory of the command's processes, as the kernel's own figure may be hidden (`hides`). */
+static void look(struct fast_path *path)
+{
+    char pid[16] = "";
+    most_kib = 0;
+    if (path->gone >= 0) {
+        int proc = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        all_are(path, proc, looked_at);
+        if (proc >= 0)
+            close(proc);
+    } else {
+        char *at = pid + sizeof pid - 1;
+        for (int32_t rest = path->pid; rest > 0; rest /= 10)
+            *--at = (char)('0' + rest % 10);
+        most_kib = high_water_kib(at);
+    }
+    if (most_kib > path->maxrss_kib)
+        path->maxrss_kib = most_kib;
+}
+
+/* Whether a pipe of the command holds output. */
+static int has_output(const struct fast_path *path, int *too_much)
+{
+    int fds[2] = {path->out, path->err}, held, some = 0;
+    for (int i = 0; i < 2; i++) {
+        if (ioctl(fds[i], FIONREAD, &held) < 0)
+            held = 0;
+        some |= held > 0;
+        *too_much |= held > path->output_max;
+    }
+    return some;
+}
+
+/* A descriptor that is readable when a child has ended, for as long as SIGCHLD is blocked. */
+static int ends_of_children(void)
+{
+    static int ends = -1;
+    sigset_t child;
+    if (ends < 0) {
+        sigemptyset(&child);
+        sigaddset(&child, SIGCHLD);
+        ends = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
+    }
+    return ends;
+}
+
+/* Waits on for a command until Python has something to do: it has run for `patience_ns`, or has
+ * written more than C can report or for longer than its readers shall wait; another order or signal
+ * came, or the pause process ended. Returns as `wait_for`. While output lies in the pipes, they are
+ * looked at every `SOON_NS`, so that no command waits longer for a place in a full one. */
+static int wait_longer(struct fast_path *path)
+{
+    struct pollfd fds[6] = {
+        {ends_of_children(), POLLIN, 0}, {path->wake, POLLIN, 0}, {path->control, POLLIN, 0},
+        {path->gone, POLLIN, 0}, {path->out, POLLIN, 0}, {path->err, POLLIN, 0}};
+    struct signalfd_siginfo said;
+    int64_t look_at = LOOK_NS, pause = LOOK_NS, listen_at = 0;
+    int too_much = 0;
+    while (fds[0].fd >= 0) {
+        int64_t ran = now_ns() - path->started_ns, until = path->patience_ns;
+        struct timespec wait = {0, 0};
+        if (ran >= until)
+            return 0;
+        if (ran >= look_at) {
+            look(path);
+            look_at = ran + (pause *= 2);
+        }
+        until = look_at < until ? look_at : until;
+        until = ran < listen_at && listen_at < until ? listen_at : until;
+        if (until > ran) {
+            wait.tv_sec = (until - ran) / 1000000000;
+            wait.tv_nsec = (until - ran) % 1000000000;
+        }
+        if (ppoll(fds, ran < listen_at ? 4 : 6, &wait, NULL) < 0
+            || fds[1].revents || fds[2].revents || fds[3].revents)
+            return 0;
+        if (fds[0].revents && read(fds[0].fd, &said, sizeof said) > 0) {
+            if (reap(path))
+                return path->ended && !path->fell;
+            if (path->ended || path->fell)
+                return 0; /* it left processes */
+        }
+        if (ran >= listen_at && (fds[4].revents || fds[5].revents)) {
+            if ((has_output(path, &too_much) && ran >= SHOWN_NS) || too_much)
+                return 0;
+            listen_at = ran + SOON_NS;
+        }
+    }
+    return 0;
+}
+
+/* The CPU time in ns of our cgroup without our own; -1 when nothing counts it. Python's is
+ * `GroupCpu.ns`. */
+static int64_t group_ns(const struct fast_path *path)
+{
+    char text[512];
+    const char *at = text;
+    struct rusage own;
+    int64_t unit = 1, ns;
+    ssize_t got = path->used < 0 ? -1 : pread(path->used, text, sizeof text - 1, 0);
+    if (got <= 0 || getrusage(RUSAGE_SELF, &own) < 0)
+        return -1;
+    text[got] = 0;
+    if (*at < '0' || *at > '9') {
+        at = strstr(text, "usage_usec ");
+        if (at == NULL)
+            return -1;
+        at += strlen("usage_usec ");
+        unit = 1000;
+    }
+    ns = strtoll(at, NULL, 10) * unit - cpu_ns(&own);
+    return ns > 0 ? ns : 0;
+}
+
+/* In a pid namespace, processes whose parent ended before them end unseen. The cgroup has counted
+ * them since `SOON_NS`; without it, the CPU time is a lower bound. */
+static void count_unseen(struct fast_path *path)
+{
+    int64_t now = path->group_ns < 0 ? -1 : group_ns(path);
+    if (path->gone < 0)
+        return;
+    path->missed = now < 0;
+    if (now >= 0 && now - path->group_ns > path->cpu_ns)
+        path->cpu_ns = now - path->group_ns;
+}
+
+/* Waits until the command has ended and none of its processes is left; 0: Python takes it over. */
+static int wait_for(struct fast_path *path)
+{
+    int over = wait_soon(path);
+    if (over >= 0)
+        return over;
+    path->group_ns = group_ns(path);
+    over = wait_longer(path);
+    if (over)
+        count_unseen(path);
+    return over;
 }
 
 /* Never waits: a command can shrink its pipe, or hand it to another process that reads as well. */

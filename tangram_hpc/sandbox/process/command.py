@@ -56,6 +56,7 @@ class StartedCommand(Protocol):
         started_ns: when it started (monotonic).
         cpu_ns: CPU time measured so far; `maxrss_kib` is its peak memory.
         hidden: whether its peak memory is unknown, because its init had used more memory before.
+        group_ns: the CPU time of its cgroup soon after it started; -1 if that was not read.
     """
 
     pid: int
@@ -67,6 +68,7 @@ class StartedCommand(Protocol):
     cpu_ns: int
     maxrss_kib: int
     hidden: int
+    group_ns: int
 
 
 class Command:
@@ -188,7 +190,8 @@ class Command:
         self.pipes = (started.out, started.err)
         for fd in self.pipes:
             os.set_blocking(fd, False)
-        self.usage.counted(started.cpu_ns, started.maxrss_kib, bool(started.hidden))
+        self.usage.counted(started.cpu_ns, started.maxrss_kib, bool(started.hidden),
+                           started.group_ns)
         self.status = started.status if started.ended else None
         if self.run.timeout_ns:
             self.act_at = self.started_ns + self.run.timeout_ns

@@ -19,12 +19,14 @@ import msgspec
 
 from ...domain.outcome import Outcome
 from ...domain.states import ActionState
-from ...protocol.payload import ExecCall, encode
+from ...protocol.payload import KEEPS, ExecCall, encode
 from ...protocol.process_frames import RECEIVE, RunAction, SandboxLimits
 from .isolation_setup import SandboxIsolation
 
-PATIENCE_NS = 2_000_000  # Python takes over a command that takes longer
-_VERSION = 9
+# Python takes over a command that takes longer: it checks the disk (`SandboxMeter`) after 500 ms,
+# and memory and processes, where it has to, after 50 ms.
+_PATIENCE_NS, _WATCHED_PATIENCE_NS = 400_000_000, 40_000_000
+_VERSION = 10
 _KNOWN = 16  # kinds of orders that it remembers
 _OUTPUT = 1 << 14  # bytes of a stream
 _OWN = 8  # the pause process and its children inside
@@ -55,20 +57,20 @@ class _Struct(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int32) for name in (
-            "control", "wake", "cpus", "score", "devnull", "gone", "outer")),
+            "control", "wake", "cpus", "score", "devnull", "used", "gone", "outer")),
         ("own", ctypes.c_int32 * _OWN),
         *((name, ctypes.c_int32) for name in (
             "changed_count", "known_count", "order_head", "call_head")),
         ("changed", ctypes.POINTER(ctypes.c_int32)), ("patience_ns", ctypes.c_int64),
         ("output_max", ctypes.c_int64),
-        *((name, _Bytes) for name in ("call_tail", "completed", "failed", "outcome_tail",
-                                   "begin")),
+        ("call_tails", _Bytes * len(KEEPS)),
+        *((name, _Bytes) for name in ("completed", "failed", "outcome_tail", "begin")),
         ("folders", _Bytes * _FOLDERS),
         ("known", _Known * _KNOWN),
         *((name, ctypes.c_int32) for name in (
             "pid", "out", "err", "status", "ended", "fell", "size")),
         *((name, ctypes.c_int64) for name in (
-            "started_ns", "cpu_ns", "maxrss_kib", "hidden")),
+            "started_ns", "cpu_ns", "maxrss_kib", "hidden", "group_ns", "missed")),
         ("data", ctypes.c_uint8 * RECEIVE),
     ]  # fmt: skip
 
@@ -115,33 +117,38 @@ class FastPath:
 
     Args:
         doors: descriptors of the control socket, of a pipe with a byte for every signal, of the
-            `UnitsFile`, of `bootstrap.open_oom_score` and of /dev/null.
+            `UnitsFile`, of `bootstrap.open_oom_score`, of /dev/null and of `GroupCpu`.
         changed: signals that a command gets back with their default action.
         isolation: the isolation of the sandbox.
         output_max: bytes of one output stream; Python serves a command that writes more.
+        watch: whether Python checks the memory of commands.
         begin: the directory in which commands begin; empty for this process's own.
         folders: the directories that an action without a session must leave empty, the sandbox's
             home first; at most 3.
 
     Attributes:
+        patience_ns: Python takes over a command that takes longer.
         stands: the state on which all learned orders rely; None when none was learned.
     """
 
-    def __init__(self, doors: tuple[int, int, int, int, int], changed: tuple[int, ...],
-                 isolation: SandboxIsolation, output_max: int, begin: str = "",
+    def __init__(self, doors: tuple[int, int, int, int, int, int], changed: tuple[int, ...],
+                 isolation: SandboxIsolation, output_max: int, watch: bool, begin: str = "",
                  folders: Sequence[str] = ()) -> None:
         assert _library is not None
         self._serve = _library.fast_path_serve
+        self.patience_ns = _WATCHED_PATIENCE_NS if watch else _PATIENCE_NS
         head, failed, tail = _around(isolation.name)
         pause = isolation.pause
         gone, outer = (pause.gone_fd, pause.outer) if pause else (-1, 0)
-        call_tail = encode(ExecCall())[-_rest(msgspec.structs.astuple(ExecCall())[2:]):]
+        calls = [ExecCall(keep=keep) for keep in KEEPS]
+        call_tails = tuple(encode(call)[-_rest(msgspec.structs.astuple(call)[2:]):]
+                           for call in calls)
         numbers = (ctypes.c_int32 * len(changed))(*changed)
-        self._kept = (head, failed, tail, call_tail, numbers)  # the struct points into them
+        self._kept = (head, failed, tail, call_tails, numbers)  # the struct points into them
         self._struct = _Struct(
             *doors, gone, outer, tuple(sorted(isolation.own)), len(changed), 0,
-            _ORDER_HEAD, encode(ExecCall())[0], numbers, PATIENCE_NS, min(output_max, _OUTPUT),
-            _Bytes.of(call_tail), _Bytes.of(head), _Bytes.of(failed), _Bytes.of(tail),
+            _ORDER_HEAD, encode(ExecCall())[0], numbers, self.patience_ns, min(output_max, _OUTPUT),
+            tuple(map(_Bytes.of, call_tails)), _Bytes.of(head), _Bytes.of(failed), _Bytes.of(tail),
             _Bytes.of(os.fsencode(begin)),
             tuple(_Bytes.of(os.fsencode(folder)) for folder in folders))
         self._at = ctypes.byref(self._struct)

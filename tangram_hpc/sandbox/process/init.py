@@ -246,7 +246,7 @@ class Init:
 
     def _learn(self, run: RunAction) -> None:
         """Tells the fast path of an order that was served: further ones like it are plain."""
-        if self._fast_path is None or 0 < run.timeout_ns <= fast_path.PATIENCE_NS:
+        if self._fast_path is None or 0 < run.timeout_ns <= self._fast_path.patience_ns:
             return
         if not run.keep and self._folders.never_empty:
             return
@@ -335,10 +335,11 @@ class Init:
             setup.watch))
         self._built = True
         if setup.compiled and fast_path.serves(self._isolation):
-            doors = self._control_fd, self._wake, self._units.fd, self._score, self._devnull
+            doors = (self._control_fd, self._wake, self._units.fd, self._score, self._devnull,
+                     self._group_cpu.fd)
             self._fast_path = fast_path.FastPath(doors, changed_signals(), self._isolation,
-                                                 setup.output_max, setup.box.workdir,
-                                                 self._folders.paths)
+                                                 setup.output_max, setup.watch,
+                                                 setup.box.workdir, self._folders.paths)
         if self._isolation.pause is not None:
             self._poll.register(self._isolation.pause.gone_fd, select.POLLIN)
         self._send(Ready(self._isolation.name))

@@ -34,21 +34,25 @@ def own_peak_kib() -> int:
 
 
 class GroupCpu:
-    """The CPU time of the cgroup that holds this process and everything that it has started."""
+    """The CPU time of the cgroup that holds this process and everything that it has started.
+
+    Attributes:
+        fd: the open file that has it; -1 for none.
+    """
 
     def __init__(self, path: str) -> None:
         """Opens `path`, see `enforce.Group.cpu_file`. Without such a file nothing is counted."""
-        self._fd = -1
+        self.fd = -1
         with suppress(OSError):
             if path:
-                self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def ns(self) -> int:
         """The time in ns so far, without that of this process; -1 when nothing counts it."""
-        if self._fd < 0:
+        if self.fd < 0:
             return -1
         try:
-            words = os.pread(self._fd, 512, 0).split()
+            words = os.pread(self.fd, 512, 0).split()
             used = int(words[0]) if len(words) == 1 else (
                 int(words[words.index(b"usage_usec") + 1]) * 1000)
         except (OSError, ValueError, IndexError):
@@ -101,10 +105,14 @@ class ResourceUsage:
                 return
         self._maxrss_kib = max(self._maxrss_kib, usage.ru_maxrss)
 
-    def counted(self, cpu_ns: int, maxrss_kib: int, hidden: bool) -> None:
-        """Takes over what the fast path has measured."""
+    def counted(self, cpu_ns: int, maxrss_kib: int, hidden: bool, group_ns: int) -> None:
+        """Takes over what the fast path has measured. `group_ns` is the time of the cgroup soon
+        after the command's start; -1 if it was not read.
+        """
         self._cpu_ns = self._main_ns = cpu_ns
         self._maxrss_kib, self._hidden = maxrss_kib, hidden
+        if group_ns >= 0:
+            self._group_began = group_ns
 
     def look(self, pids: list[int], now: int) -> None:
         """Measures the memory of the processes. Once one of them has used more memory than this
