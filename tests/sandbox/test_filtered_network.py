@@ -367,22 +367,28 @@ def test_another_sandbox_and_the_broker_are_out_of_reach(cluster: LocalCluster) 
         assert b"FileNotFoundError" in told.stderr, told
 
 
-def test_a_proxy_that_dies_takes_its_sandbox_along_and_another_one_comes(cluster: LocalCluster,
-                                                                          outside: int) -> None:
+@pytest.mark.parametrize("served", [0, 3])
+def test_a_proxy_that_dies_takes_its_sandbox_along_and_another_one_comes(
+        cluster: LocalCluster, outside: int, served: int) -> None:
+    """After some commands the compiled loop serves the sandbox and waits for the next one."""
     def proxies() -> list[int]:
         return [pid for pid in process_tree.descendants(os.getpid())
                 if process_tree.read(f"/proc/{pid}/comm") == b"tangram-proxy\n"]
 
     with cluster.session(network=[f"127.0.0.1:{outside}"]) as session:
         session.write("kept", b"kept").result()
+        for _ in range(served):
+            session.exec("cat kept").result()
         before = proxies()
         for pid in before:
             os.kill(pid, 9)
         told = []
+        ask = ("import os, socket; host, port = os.environ['http_proxy'][7:].split(':'); "
+               "socket.create_connection((host, int(port))); print(open('kept').read())")
 
         def again() -> bool:  # the action that the init's end finds is lost with it
-            told.append(session.exec("cat kept; env | grep ^http_proxy").result().text)
-            return told[-1].startswith("kepthttp_proxy=http://") and not {*proxies()} & {*before}
+            told.append(session.exec(["/usr/bin/python3", "-c", ask]).result())
+            return told[-1].text == "kept\n" and not {*proxies()} & {*before}
 
         assert before
         until(again, "another init with another proxy")

@@ -67,6 +67,7 @@ struct fast_path {
     int32_t used;     /* the file of its cgroup's CPU time; -1: there is none */
     int32_t gone;     /* readable when the pause process has ended; -1: there is none */
     int32_t outer;    /* our child that is, or started, the pause process */
+    int32_t helper;   /* our child that serves the sandbox's network; 0: there is none */
     int32_t own[OWN]; /* its processes in the sandbox's /proc; 0: no more */
     int32_t changed_count, known_count;
     int32_t order_head, call_head; /* the first byte of an order and of a call: how many fields */
@@ -475,7 +476,7 @@ static int reap(struct fast_path *path)
             return errno == ECHILD && path->gone < 0;
         if (pid == 0)
             return path->gone >= 0 && path->ended && alone_inside(path);
-        if (pid == path->outer)
+        if (pid == path->outer || pid == path->helper)
             path->fell = 1;
         path->cpu_ns += cpu_ns(&used);
         if (pid == path->pid && hides(used.ru_maxrss)) {
@@ -713,8 +714,9 @@ static int serve(struct fast_path *path)
 {
     static struct program program;
     static uint8_t output[2 * OUTPUT];
-    struct pollfd fds[3] = {
-        {path->wake, POLLIN, 0}, {path->control, POLLIN, 0}, {path->gone, POLLIN, 0}};
+    struct pollfd fds[4] = {
+        {path->wake, POLLIN, 0}, {path->control, POLLIN, 0}, {path->gone, POLLIN, 0},
+        {path->helper ? ends_of_children() : -1, POLLIN, 0}};
     path->fell = 0;
     for (;;) {
         const struct known *known;
@@ -722,7 +724,7 @@ static int serve(struct fast_path *path)
         int64_t took;
         ssize_t got;
         int fresh;
-        if (poll(fds, 3, -1) < 0 || fds[0].revents || fds[2].revents)
+        if (poll(fds, 4, -1) < 0 || fds[0].revents || fds[2].revents || fds[3].revents)
             return LOOK;
         if (!fds[1].revents)
             continue;

@@ -57,7 +57,8 @@ class _Struct(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int32) for name in (
-            "control", "wake", "cpus", "score", "devnull", "used", "gone", "outer")),
+            "control", "wake", "cpus", "score", "devnull", "used", "gone", "outer",
+            "helper")),
         ("own", ctypes.c_int32 * _OWN),
         *((name, ctypes.c_int32) for name in (
             "changed_count", "known_count", "order_head", "call_head")),
@@ -140,13 +141,14 @@ class FastPath:
         head, failed, tail = _around(isolation.name)
         pause = isolation.pause
         gone, outer = (pause.gone_fd, pause.outer) if pause else (-1, 0)
+        helper = isolation.helper.pid if isolation.helper else 0
         calls = [ExecCall(keep=keep) for keep in KEEPS]
         call_tails = tuple(encode(call)[-_rest(msgspec.structs.astuple(call)[2:]):]
                            for call in calls)
         numbers = (ctypes.c_int32 * len(changed))(*changed)
         self._kept = (head, failed, tail, call_tails, numbers)  # the struct points into them
         self._struct = _Struct(
-            *doors, gone, outer, tuple(sorted(isolation.own)), len(changed), 0,
+            *doors, gone, outer, helper, tuple(sorted(isolation.own)), len(changed), 0,
             _ORDER_HEAD, encode(ExecCall())[0], numbers, self.patience_ns, min(output_max, _OUTPUT),
             tuple(map(_Bytes.of, call_tails)), _Bytes.of(head), _Bytes.of(failed), _Bytes.of(tail),
             _Bytes.of(os.fsencode(begin)),
