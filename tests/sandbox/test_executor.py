@@ -268,6 +268,28 @@ def test_an_action_ends_although_a_background_process_writes_on(rig: Rig) -> Non
     assert outcome.state is ActionState.COMPLETED and not clean
 
 
+@pytest.mark.parametrize("served", [0, 2])
+def test_a_background_process_goes_on_that_writes_to_the_output_of_its_action(
+        rig: Rig, served: int) -> None:
+    """As `nohup server &` does: nobody reads what it writes, and it writes more than a pipe holds.
+    What it wrote before its action ended is the action's output."""
+    rig.open(background="share")
+    for _ in range(served):  # by then the compiled loop serves the session
+        rig.shell("true", session=1)
+    _, back = rig.shell("(echo first; echo begun >up; until [ -e go ]; do sleep 0.01; done; "
+                        "head -c 300000 /dev/zero; echo line >&2; echo end >ended) & "
+                        "until [ -e up ]; do sleep 0.01; done", session=1)
+    assert back is not None and back.stdout == b"first\n"
+    _, back = rig.shell("touch go", session=1)
+    assert back is not None and back.stdout == b""
+    for _ in range(1000):
+        if rig.file("ended")[0].state is ActionState.COMPLETED:
+            break
+        time.sleep(0.02)
+    outcome, back = rig.shell("cat ended; exit 3", session=1)
+    assert (outcome.exit_code, back and back.stdout) == (3, b"end\n"), "and its output is not ours"
+
+
 def test_a_session_keeps_its_files_and_its_close_ends_its_processes(
         rig: Rig, tmp_path: Path) -> None:
     rig.open(1)

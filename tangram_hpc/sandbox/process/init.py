@@ -80,6 +80,7 @@ from .background_processes import BackgroundProcesses
 from .bootstrap import open_oom_score
 from .command import Command, changed_signals
 from .leased_background import LeasedBackground, Unstoppable
+from .leftover_output import LeftoverOutput
 from .resource_usage import GroupCpu, ResourceUsage
 from .sandbox_meter import SandboxMeter
 from .sandbox_processes import SandboxProcesses
@@ -109,7 +110,7 @@ class Init:
         _folders: what is emptied after an action without a session.
         _isolation: what isolates the sandbox; `_processes` reaches everything in it.
         _group_cpu: the CPU time of its cgroup; `_meter` measures memory, processes and disk.
-        _background: what outlived its action.
+        _background: what outlived its action; `_leftover` has the pipes that it may write to.
         _shells: the shells that live on between their commands.
         _detachable: the commands that can go to the background, or are there.
         _ports: the streams to ports of the sandbox.
@@ -151,6 +152,7 @@ class Init:
         self._poll = select.poll()
         self._poll.register(control.fileno(), select.POLLIN)
         self._poll.register(self._wake, select.POLLIN)
+        self._leftover = LeftoverOutput(self._poll)
 
     def _on_term(self, number: int, where: FrameType | None) -> None:
         self._ending = True
@@ -182,6 +184,8 @@ class Init:
                 self._on_shell(shell, fd)
             elif self._built and fd in self._ports.fds:
                 self._ports.ready(fd)
+            elif fd in self._leftover.fds:
+                self._leftover.read(fd)
             else:
                 self._read(fd)
         if due and time.monotonic_ns() >= due:
@@ -631,6 +635,8 @@ class Init:
             return
         left = not alone and not self._processes.alone()
         if left and not command.reported and self._stays(command):
+            if command.terminal is None and not isinstance(command, ShellCommand):
+                self._leftover.keep(command.pipes)
             self._background.begin(command.run.background)
             command.usage.missed()
             left = False
