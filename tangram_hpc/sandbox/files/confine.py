@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
@@ -230,26 +231,39 @@ def move(home: str, path: str, target: str) -> None:
 
 
 def _move_far(folder: int, name: str, there: int, new: str, path: str, target: str) -> None:
-    """Moves a file to another file system, by copying it."""
+    """Moves a file to another file system: copies it beside the target, and then renames the copy,
+    so that a target is replaced as a whole or not at all.
+    """
     if not stat.S_ISREG(os.lstat(name, dir_fd=folder).st_mode):
         raise PathRefused(f"{path} to {target}: only files can be moved to another file system; "
                           "use the command mv", errno.EXDEV)
-    source = _open(folder, name, os.O_RDONLY, path)
+    source, copy = _open(folder, name, os.O_RDONLY, path), f".move-{secrets.token_hex(8)}"
     try:
-        fd = _open(there, new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, target)
+        fd = _open(there, copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, target)
         try:
-            while piece := os.read(source, _COPY):
-                view = memoryview(piece)
-                while view:
-                    view = view[os.write(fd, view) :]
-            modes.change_open(fd, stat.S_IMODE(os.fstat(source).st_mode) & 0o777)
-            os.unlink(name, dir_fd=folder)
+            _copy(source, fd)
+            os.rename(copy, new, src_dir_fd=there, dst_dir_fd=there)
+        except OSError:
+            os.unlink(copy, dir_fd=there)
+            raise
         finally:
             os.close(fd)
+        os.unlink(name, dir_fd=folder)
     except OSError as error:
         raise _refused(f"{path} to {target}", error) from None
     finally:
         os.close(source)
+
+
+def _copy(source: int, fd: int) -> None:
+    """Copies an open file with its mode and times."""
+    while piece := os.read(source, _COPY):
+        view = memoryview(piece)
+        while view:
+            view = view[os.write(fd, view) :]
+    about = os.fstat(source)
+    modes.change_open(fd, stat.S_IMODE(about.st_mode) & 0o777)
+    os.utime(fd, ns=(about.st_atime_ns, about.st_mtime_ns))
 
 
 def listing(home: str, path: str, depth: int = 0) -> Iterator[FileEntry]:
