@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
@@ -237,7 +236,7 @@ def _move_far(folder: int, name: str, there: int, new: str, path: str, target: s
     if not stat.S_ISREG(os.lstat(name, dir_fd=folder).st_mode):
         raise PathRefused(f"{path} to {target}: only files can be moved to another file system; "
                           "use the command mv", errno.EXDEV)
-    source, copy = _open(folder, name, os.O_RDONLY, path), f".move-{secrets.token_hex(8)}"
+    source, copy = _open(folder, name, os.O_RDONLY, path), f".move-{os.urandom(8).hex()}"
     try:
         fd = _open(there, copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, target)
         try:

@@ -8,13 +8,17 @@ and are not touched.
 
 from __future__ import annotations
 
+import os
+import select
 import time
+from collections.abc import Iterable
 
 from .leased_background import LeasedBackground
 from .sandbox_processes import SandboxProcesses
 
 SHARE_NS = 10_000_000
 _TURN_NS = 20 * SHARE_NS
+_PIECE = 1 << 16
 
 
 class BackgroundProcesses:
@@ -22,11 +26,13 @@ class BackgroundProcesses:
 
     Attributes:
         leased: the background processes if the session has `background="run"`.
+        output: the pipes to which they may write.
     """
 
-    def __init__(self, processes: SandboxProcesses, leased: LeasedBackground) -> None:
+    def __init__(self, processes: SandboxProcesses, leased: LeasedBackground,
+                 output: LeftoverOutput) -> None:
         self._processes = processes
-        self.leased = leased
+        self.leased, self.output = leased, output
         self._there = False
         self._due = 0
         self._running = self._still = False
@@ -101,3 +107,44 @@ class BackgroundProcesses:
         else:
             self._processes.go_on()
             self._running, self._due = True, now + SHARE_NS
+
+
+class LeftoverOutput:
+    """The pipes of actions that have ended, to which background processes may still write.
+
+    Such a process would end by SIGPIPE at its next line if they were closed (`nohup server &`
+    redirects only the output to a terminal). So they stay open, and what comes is read and thrown
+    away, so that a full pipe stops no process.
+
+    Args:
+        poll: what the sandbox's init waits with; the pipes are registered there.
+
+    Attributes:
+        fds: their descriptors, each until the last process that could write to it has ended.
+    """
+
+    def __init__(self, poll: select.poll) -> None:
+        self._poll = poll
+        self.fds = set[int]()
+
+    def keep(self, pipes: Iterable[int]) -> None:
+        """Keeps copies of the open ones of these pipes of an action; -1 stands for a closed one.
+
+        The action still reads what they hold at its end, and closes its own.
+        """
+        for pipe in pipes:
+            if pipe >= 0:
+                fd = os.dup(pipe)
+                self.fds.add(fd)
+                self._poll.register(fd, select.POLLIN)
+
+    def read(self, fd: int) -> None:
+        """Reads what a pipe holds now."""
+        try:
+            if os.read(fd, _PIECE):
+                return
+        except BlockingIOError:
+            return
+        self.fds.discard(fd)
+        self._poll.unregister(fd)
+        os.close(fd)

@@ -76,11 +76,10 @@ from ..shells.shell_process import ShellProcess
 from ..shells.shells import NoShell, Shells, SparingProcesses
 from ..shells.terminal_command import TerminalCommand
 from . import fast_path, isolation_setup, users
-from .background_processes import BackgroundProcesses
+from .background_processes import BackgroundProcesses, LeftoverOutput
 from .bootstrap import open_oom_score
 from .command import Command, changed_signals
 from .leased_background import LeasedBackground, Unstoppable
-from .leftover_output import LeftoverOutput
 from .resource_usage import GroupCpu, ResourceUsage
 from .sandbox_meter import SandboxMeter
 from .sandbox_processes import SandboxProcesses
@@ -110,7 +109,7 @@ class Init:
         _folders: what is emptied after an action without a session.
         _isolation: what isolates the sandbox; `_processes` reaches everything in it.
         _group_cpu: the CPU time of its cgroup; `_meter` measures memory, processes and disk.
-        _background: what outlived its action; `_leftover` has the pipes that it may write to.
+        _background: what outlived its action.
         _shells: the shells that live on between their commands.
         _detachable: the commands that can go to the background, or are there.
         _ports: the streams to ports of the sandbox.
@@ -152,7 +151,6 @@ class Init:
         self._poll = select.poll()
         self._poll.register(control.fileno(), select.POLLIN)
         self._poll.register(self._wake, select.POLLIN)
-        self._leftover = LeftoverOutput(self._poll)
 
     def _on_term(self, number: int, where: FrameType | None) -> None:
         self._ending = True
@@ -184,8 +182,8 @@ class Init:
                 self._on_shell(shell, fd)
             elif self._built and fd in self._ports.fds:
                 self._ports.ready(fd)
-            elif fd in self._leftover.fds:
-                self._leftover.read(fd)
+            elif self._built and fd in self._background.output.fds:
+                self._background.output.read(fd)
             else:
                 self._read(fd)
         if due and time.monotonic_ns() >= due:
@@ -336,7 +334,7 @@ class Init:
                                    self._isolation.nodes, self._isolation.changes)
         self._background = BackgroundProcesses(self._processes, LeasedBackground(
             self._processes, self._group_cpu, self._meter, self._send, self._isolation,
-            setup.watch))
+            setup.watch), LeftoverOutput(self._poll))
         self._built = True
         if setup.compiled and fast_path.serves(self._isolation):
             doors = (self._control_fd, self._wake, self._units.fd, self._score, self._devnull,
@@ -636,7 +634,7 @@ class Init:
         left = not alone and not self._processes.alone()
         if left and not command.reported and self._stays(command):
             if command.terminal is None and not isinstance(command, ShellCommand):
-                self._leftover.keep(command.pipes)
+                self._background.output.keep(command.pipes)
             self._background.begin(command.run.background)
             command.usage.missed()
             left = False
