@@ -1,7 +1,8 @@
 """`tangram config`: prints each setting in force and its source.
 
 It reads the same files and variables as `tangram broker` would in this directory and environment,
-and starts nothing.
+and starts nothing. It refuses what a broker would refuse. Of `bind` it only warns: the broker may
+run on another host, which has other interfaces.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from typing import Any
 
 
@@ -21,12 +23,16 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Reads all sources and prints one line per setting; returns the exit status."""
+    from ..config.setting_tables import check_tables
     from ..config.settings import SITE_FILE, checked, gather, load_config, user_file
 
     # called for its warning about a tangram.toml of this directory that is not read
     load_config(os.environ)
     found = gather(os.environ)
-    values = checked(found).model_dump()
+    config = checked(found)
+    check_tables(config)
+    _warn_of_bind(config.bind)
+    values = config.model_dump()
     if args.json:
         print(json.dumps({name: {"value": value, "from": found.origin.get(name, "default")}
                           for name, value in values.items()}))
@@ -39,3 +45,16 @@ def go(args: argparse.Namespace) -> int:
     print(f"files read: {', '.join(read) or 'none'}"
           + (f"; do not exist: {', '.join(others)}" if others else ""))
     return 0
+
+
+def _warn_of_bind(bind: str) -> None:
+    """Says on stderr if a broker could not listen on this host as the setting says."""
+    from ..errors import InvalidInput
+    from ..transport.socket.address import addresses
+
+    if bind and bind != "none":
+        try:
+            addresses(bind)
+        except InvalidInput as error:
+            print(f"tangram: warning: {error}; a broker on this host would not start",
+                  file=sys.stderr)

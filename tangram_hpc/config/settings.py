@@ -27,7 +27,14 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import parse_qsl
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from ..errors import InvalidInput
 from ..scheduler.placement.placers.placer_name import NAMES as PLACERS
@@ -185,6 +192,24 @@ class Config(BaseModel):
     planner: dict[str, Any] = Field(
         {}, description="table [planner] of `tangram plan`, see config/planner/planner_settings.py")
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_as_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuses `cpus = true`, which pydantic takes for 1."""
+        kind = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, bool) and kind in (int, float):
+            raise ValueError("must be a number")
+        return value
+
+    @field_validator("ports")
+    @classmethod
+    def _ascending_ports(cls, value: str) -> str:
+        first, _, last = value.partition("-")
+        if value and not 1 <= int(first) <= int(last or first) <= 65535:
+            raise ValueError("must be a port from 1 to 65535, or the first and the last of a range "
+                             "such as 7000-7019")
+        return value
+
     @field_validator("devices")
     @classmethod
     def _known_devices(cls, value: str) -> str:
@@ -202,13 +227,17 @@ class Config(BaseModel):
 
     @field_validator("books")
     @classmethod
-    def _no_password(cls, value: str) -> str:
+    def _known_database(cls, value: str) -> str:
         keys = [key.lower() for key, _ in parse_qsl(value.partition("?")[2],
                                                     keep_blank_values=True)]
         if re.search("//[^@]*:[^@]*@", value) or any(
                 "pass" in key and key != "passfile" for key in keys):
             raise ValueError("must have no password, as `tangram config` prints it; write it into "
                              "~/.pgpass (PostgreSQL) or ~/.my.cnf (MariaDB)")
+        if value and not re.match(r"(postgresql|mariadb|mysql|sqlite)(\+\w+)?://", value):
+            raise ValueError("must be the URL of one of the databases that work: "
+                             "postgresql://HOST/DATABASE, mariadb://HOST/DATABASE, "
+                             "mysql://HOST/DATABASE or sqlite:////PATH")
         return value
 
     @field_validator("image_store")

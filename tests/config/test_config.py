@@ -38,6 +38,12 @@ def test_command_line_beats_environment_beats_settings_file(tmp_path: Path) -> N
         ('devices = "gpu"', {}, r"`devices` .*tangram.toml.*empty, none, cpu"),
         ("", {"TANGRAM_CPUS": "many"}, r"`cpus` \(TANGRAM_CPUS\).*'many'"),
         ("grace_s = ", {}, r"config file .*tangram.toml"),
+        ("cpus = true", {}, r"`cpus` .*tangram.toml.*must be a number"),
+        ("grace_s = false", {}, r"`grace_s` .*must be a number"),
+        ('ports = "7000-6000"', {}, r"`ports` .*first and the last of a range.*'7000-6000'"),
+        ("", {"TANGRAM_PORTS": "70000"}, r"`ports` \(TANGRAM_PORTS\).*from 1 to 65535"),
+        ('books = "oracle://x"', {}, r"`books` .*postgresql://.*mariadb://.*sqlite:////PATH"),
+        ('books = "nonsense"', {}, r"`books` .*databases that work"),
     ],
 )
 def test_a_wrong_setting_is_refused_in_one_line(

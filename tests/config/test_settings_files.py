@@ -106,6 +106,27 @@ def test_the_users_settings_file_is_read(home: Path) -> None:
         8.0, "TANGRAM_GRACE_S")
 
 
+@pytest.mark.parametrize(("text", "told"), [
+    ("[elastic]\nfoo = 1", "config field `elastic.foo`: is not known"),
+    ("[planner]\nfoo = 1", "[planner] foo: is not known"),
+    ("[endpoints.a]\nfoo = 1", "endpoint a: foo: is not known"),
+    ("[services.a]\nbackend = 'foo'", "service a: backend: 'foo'"),
+    ("[rollouts.a]\nfoo = 1", "rollouts a: foo: is not known"),
+    ("[tenants.a]\nfoo = 1", "tenant a: foo: is not known")])
+def test_the_tables_of_the_settings_are_checked(home: Path, text: str, told: str) -> None:
+    """`tangram config` refuses a table that a broker would refuse."""
+    user_file(home, text)
+    said = run(home, "-m", "tangram_hpc", "config")
+    assert (said.returncode, said.stderr.count("\n"), said.stdout) == (2, 2, "")
+    assert told in said.stderr
+
+
+def test_a_bind_that_this_host_does_not_have_is_told(home: Path) -> None:
+    """It is no error: the broker may run on another host."""
+    said = run(home, "-m", "tangram_hpc", "config", TANGRAM_BIND="nosuch0")
+    assert said.returncode == 0 and "'nosuch0' is no interface" in said.stderr
+
+
 def refused(home: Path) -> str:
     """The line with which a verb that reads settings ends."""
     told = run(home, "-m", "tangram_hpc", "plan", "--model", "qwen3-14b", "--gpus", "48",

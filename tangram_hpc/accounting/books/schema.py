@@ -249,8 +249,10 @@ def open_books(setting: str, home: Path) -> Books:
             Path(url.database).touch(mode=0o600)
         books = Books(url)
     except ModuleNotFoundError as error:
-        raise InvalidInput(f"setting `books`: {error.name} is not installed: "
-                           f"{how_to_install('books')}") from None
+        remedy = (how_to_install("books") if url.drivername in _DRIVERS.values() else
+                  "write postgresql://, mariadb:// or mysql://, whose drivers the extra `books` "
+                  "installs, or sqlite:///")
+        raise InvalidInput(f"setting `books`: {error.name} is not installed: {remedy}") from None
     except (SQLAlchemyError, ValueError) as error:
         raise InvalidInput(f"setting `books`: {error}") from None
     except OSError as error:
