@@ -73,7 +73,18 @@ class Case:
     @property
     def output_max(self) -> int:
         """How many bytes of output are kept for the verdict; a longer output is a wrong answer."""
-        return (1 << 20) + len((self.expected or "").encode())
+        return (1 << 20) + len((self.expected or "").encode(errors="surrogatepass"))
+
+    @property
+    def can_run(self) -> bool:
+        """Whether program and input are UTF-8; half of a surrogate pair, as JSON can hold it, is
+        not. Python could not read such a program either.
+        """
+        try:
+            (self.program + self.stdin).encode()
+        except UnicodeEncodeError:
+            return False
+        return True
 
     def passed(self, result: ExecResult) -> bool:
         """Returns whether the run passed the case."""
@@ -167,7 +178,7 @@ async def code_score(answer: str, tests: Any, *, timeout: float = 10.0, mem: int
             return client.submit(["python3", _SOURCE], files={_SOURCE: case.program}, mem=mem,
                                  stdin=case.stdin, timeout=timeout, name=name, retries=_RETRIES,
                                  output_max=min(_OUTPUT_MIB << 20, case.output_max))
-        return case.passed(await lasting(submit, patience_s))
+        return case.can_run and case.passed(await lasting(submit, patience_s))
 
     passed = await asyncio.gather(*(verdict(case) for case in cases))
     return sum(passed) / len(cases)

@@ -17,7 +17,7 @@ from typing import Any
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 from skyrl_gym.tools.core import ToolGroup, tool
 
-from tangram_hpc import SessionLost
+from tangram_hpc import InvalidInput, SessionLost
 
 from .harness.session_options import session_options
 from .process_client import SessionSlot
@@ -106,6 +106,8 @@ class SandboxToolGroup(ToolGroup):
                                   keep="both").result()
         except SessionLost as error:
             return f"the session is gone: {error}"
+        except InvalidInput as error:  # the text cannot be sent, e.g. half of a surrogate pair
+            return f"this command cannot be run: {error}"
         return answer_text(result, self._timeout_s)
 
 

@@ -178,6 +178,8 @@ def test_a_tool_group_keeps_one_session(cluster: LocalCluster) -> None:
 
     assert use("bash", "echo 5 > n") == ""
     assert use("python", "print(int(open('n').read()) * 2)") == "10"
+    assert "this command cannot be run" in use("bash", "echo \ud800")
+    assert use("bash", "echo on") == "on"
     assert use("bash", f"{LONG}; exit 3").endswith("the end\n[exit code 3]")
     assert "[timed out after 3 s]" in use("bash", "sleep 60")
     group._slot.session.close()

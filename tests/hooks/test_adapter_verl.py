@@ -89,6 +89,11 @@ def test_several_tools_of_a_trajectory_share_its_session(cluster: LocalCluster) 
     assert eventually(lambda: sessions_open(cluster) == 1)
 
 
+def test_an_empty_stdin_of_the_settings_is_an_empty_input(cluster: LocalCluster) -> None:
+    """In `stdin:` of a YAML file nothing follows the colon."""
+    assert say(tool(argv=["cat"], stdin=None), Trajectory("empty")) == ""
+
+
 def test_an_id_that_comes_again_is_another_trajectory(cluster: LocalCluster) -> None:
     one, first, second = tool(), Trajectory("det-0"), Trajectory("det-0")
     say(one, first, command="echo old > file")
@@ -240,6 +245,9 @@ VERDICTS = [
     ("asserts", "```python\nx = 3\n```", {"assert_case": ["assert x == 3", "assert x == 4"]}, 0.5),
     ("no tests", ADD, "{}", 0.0),
     ("no JSON", ADD, "nothing", 0.0),
+    ("half of a surrogate pair", ADD.replace("print", "'\ud800'; print"), SUMS, 0.0),
+    ("half of a pair in a test", ADD, {"inputs": ["1 2", "\ud800"], "outputs": ["3", "\ud800"]},
+     0.5),
     ("unequal lengths", ADD, {"inputs": ["1"], "outputs": []}, 0.0),
 ]
 

@@ -64,7 +64,7 @@ class SandboxTool(BaseTool):
                                f"{', '.join(sorted(_CONFIG))}")
         super().__init__(config, tool_schema or OpenAIFunctionToolSchema.model_validate(_BASH))
         self._argv = list(config.get("argv", ["bash", "-c", "{command}"]))
-        self._stdin = str(config.get("stdin", ""))
+        self._stdin = str(config.get("stdin") or "")  # YAML reads an empty value as None
         self._for_scorer = bool(config.get("for_scorer", False))
         self._session = session_options(config.get("session"))
         if self._for_scorer:
