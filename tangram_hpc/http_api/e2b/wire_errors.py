@@ -19,6 +19,7 @@ from ... import (
     BrokerUnreachable,
     ClientClosed,
     FileDenied,
+    FileFailed,
     FileInTheWay,
     FileIsFolder,
     FileIsNoFolder,
@@ -98,6 +99,8 @@ async def on_rpc_error(request: Request, error: Exception) -> JSONResponse:
     return error.response()
 
 
+# errors of files that are due to the path: a device, a circle of links, a name
+_OF_PATHS = {"EINVAL", "ELOOP", "ENAMETOOLONG", "EILSEQ"}
 _CODES: tuple[tuple[type[Exception], str], ...] = (
     (FileMissing, "not_found"), (FileInTheWay, "already_exists"),
     (FileDenied, "permission_denied"), (FileIsFolder, "invalid_argument"),
@@ -116,6 +119,8 @@ def as_rpc_error(error: TangramError, sandbox: str) -> RpcError:
     """
     if isinstance(error, SessionLost):
         return gone(sandbox)
+    if isinstance(error, FileFailed) and error.code in _OF_PATHS:
+        return RpcError("invalid_argument", str(error))
     code = next(code for kind, code in _CODES if isinstance(error, kind))
     return RpcError(code, str(error) or type(error).__name__)
 

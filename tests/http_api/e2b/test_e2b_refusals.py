@@ -292,6 +292,16 @@ def test_an_upload_that_is_malformed_is_refused(players: tuple[Player, Player],
     assert players[0].data("GET", "/files?path=/tmp/u").status == 404
 
 
+def test_a_path_without_a_plain_file_is_the_clients_mistake(players: tuple[Player, Player]) -> None:
+    alice, _ = players
+    line = "ln -sf circle /tmp/circle; mkfifo /tmp/pipe"
+    alice.data("POST", "/process.Process/Start", framed(
+        {"process": {"cmd": "bash", "args": ["-c", line]}}),
+        Content_Type="application/connect+json")
+    for path in ("/dev/zero", "/dev/null", "/tmp/circle", "/tmp/pipe", "/tmp"):
+        assert alice.data("GET", f"/files?path={path}").status == 400, path
+
+
 def test_a_body_that_is_too_large_or_cut_off_is_refused_at_once(players: tuple[Player, Player]
                                                                ) -> None:
     alice, _ = players
