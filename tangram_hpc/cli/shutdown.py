@@ -13,7 +13,7 @@ from .helpers import ids
 def add(verbs: Any) -> None:
     """Adds this verb to the command line."""
     p = verbs.add_parser("shutdown", help="end a job's broker and its workers in an orderly way")
-    p.add_argument("-j", "--job", type=ids.job, default="",
+    p.add_argument("-j", "--job", type=ids.given_job,
                    help="job id (default: TANGRAM_ACCESS, TANGRAM_JOB or the current Slurm job)")
     p.set_defaults(go=go)
 
@@ -27,7 +27,7 @@ def go(args: argparse.Namespace) -> int:
     from ..errors import AccessError, BrokerUnreachable
     from ..storage.access import read_access
 
-    path = find_access(os.environ, args.job)
+    path = find_access(os.environ, args.job or "")
     client = connect(path, name="tangram shutdown")
     client.shutdown_broker("tangram shutdown")
     deadline = time.monotonic() + 30

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Sequence
@@ -90,6 +91,29 @@ def paths_of_jobs(home: Path) -> list[Path]:
         raise InvalidInput(f"TANGRAM_HOME {home}: the folder `jobs` cannot be read "
                            f"({error.strerror}); make it readable, or set TANGRAM_HOME to a folder "
                            "of your own") from None
+
+
+def closed_folders(home: Path) -> dict[Path, str]:
+    """Returns this user's folders in `$TANGRAM_HOME/jobs` whose files cannot be read, and why.
+
+    Their journals would be taken for none. Folders of other users are left out: they are not ours
+    to account for.
+
+    Raises:
+        InvalidInput: The folder of all jobs is there and cannot be read.
+    """
+    found = {}
+    for folder in paths_of_jobs(home):
+        try:
+            about = folder.lstat()
+            if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid():
+                for name in os.listdir(folder)[:1]:
+                    os.lstat(folder / name)
+        except FileNotFoundError:
+            continue  # it was removed at this moment
+        except OSError as error:
+            found[folder] = error.strerror or str(error)
+    return found
 
 
 def job_folders(home: Path, queue: SlurmQueue | None = None) -> list[JobFolder]:

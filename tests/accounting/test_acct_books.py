@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 from helpers.books_rig import BEGAN, write_journal
 
+from tangram_hpc.accounting.books.importing import import_jobs
+from tangram_hpc.accounting.books.schema import open_books
 from tangram_hpc.accounting.fields import FIELDS
 from tangram_hpc.accounting.roll_up import BY, ROLL_UP_FIELDS
 from tangram_hpc.cli import main
@@ -176,6 +179,30 @@ def test_wrong_questions_are_told_in_one_line(home: Path) -> None:
         assert "the books have no job 4799" in acct(home, *words, "--books", fails=True)
     assert "--books: --held" in acct(home, "--books", "--held", fails=True)
     assert "--by: it adds up" in acct(home, "-a", "--by", "name", "-X", fails=True)
+
+
+def test_a_journal_without_an_event_is_of_no_job(home: Path, tmp_path: Path) -> None:
+    """Its broker has just begun, or was killed at once."""
+    whole = acct(home, "-a", "-X")
+    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "jobs" / "4715").mkdir()
+    (tmp_path / "jobs" / "4715" / "journal").touch()
+    for words in (["-a", "-X"], ["-a", "-X", "--books"]):
+        assert acct(tmp_path, *words) == whole
+    assert "4715" not in acct(tmp_path, "-j", "4715", "--sacct", "-P", "-n")
+    with open_books("", tmp_path) as books:
+        assert import_jobs(books, tmp_path, BEGAN, print).read == 0
+
+
+def test_an_import_that_failed_is_seen_in_the_status(home: Path, tmp_path: Path,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the question was about other jobs."""
+    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "jobs" / "4711" / "journal").write_bytes(b"no journal at all")
+    monkeypatch.setenv("TANGRAM_HOME", str(tmp_path))
+    for words in (["-a"], ["-a", "-X"], ["-a", "--by", "name"]):
+        assert main(["acct", "--books", *words]) == 1, words
+    assert main(["acct", "--books", "-j", "4710"]) == 0
 
 
 def test_an_action_that_is_not_known_is_told_by_the_books_too(home: Path) -> None:

@@ -98,6 +98,22 @@ def test_the_books_do_not_end_a_job_whose_folder_they_may_not_read(
         assert state() == ["RUNNING"]
 
 
+@pytest.mark.parametrize("verb", [["books"], ["acct", "--books", "-X"], ["acct", "-a", "-X"]])
+def test_a_closed_folder_of_ones_own_is_told_in_accounting(
+        verb: list[str], tmp_path: Path, closed: list[Path], monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    """The other job is accounted, and the status says that one is missing."""
+    closed.append(a_job(tmp_path, "local-1"))
+    a_job(tmp_path, "local-2")
+    monkeypatch.setenv("TANGRAM_HOME", str(tmp_path))
+    assert main(verb) == 1
+    said = capsys.readouterr()
+    assert f"job local-1: its folder {closed[0]} cannot be read (Permission denied)" in said.err
+    assert said.err.count("\n") == 1 and ("local-2" in said.out or "jobs 1" in said.out)
+    if verb != ["books"]:
+        assert main([*verb, "-j", "local-2"]) == 0
+
+
 def test_the_folder_of_another_user_is_left_out_of_the_list(tmp_path: Path, closed: list[Path]
                                                             ) -> None:
     closed.append(a_job(tmp_path, "local-1"))

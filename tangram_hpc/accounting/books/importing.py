@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from ...domain import event as ev
 from ...domain.slurm import JobSpan
 from ...domain.states import ENDED
 from ...errors import InvalidInput
-from ...storage.job_folders import is_served, paths_of_jobs
+from ...storage.job_folders import closed_folders, is_served, paths_of_jobs
 from ...storage.journal import torn_bytes
 from ...storage.journal_segments import JobJournal, journals
 from ..flat import COLUMNS, storable
@@ -53,12 +53,24 @@ class ImportReport:
         unchanged: jobs that were as the books have them.
         failed: jobs that could not be read.
         rows: rows of actions that were written.
+        lost: the names of the jobs that could not be read.
     """
 
     read: int = 0
     unchanged: int = 0
     failed: int = 0
     rows: int = 0
+    lost: set[str] = field(default_factory=set)
+
+    def to_json(self) -> dict[str, int]:
+        """Returns the counts."""
+        return {"read": self.read, "unchanged": self.unchanged, "failed": self.failed,
+                "rows": self.rows}
+
+    def fail(self, folder: Path) -> None:
+        """Counts a job that could not be read."""
+        self.failed += 1
+        self.lost.add(_name(folder))
 
 
 # Takes folders of jobs, and returns what Slurm's accounting says of them (`accounted_spans`).
@@ -84,6 +96,10 @@ def import_jobs(books: Books, home: Path, now_ns: int, say: Callable[[str], None
         InvalidInput: the folder of all jobs cannot be read.
     """
     report, marks, changed = ImportReport(), _marks(books), list[tuple[Path, bool, str]]()
+    for folder, why_closed in closed_folders(home).items():
+        report.fail(folder)
+        say(f"job {folder.name}: its folder {folder} cannot be read ({why_closed}). The books keep "
+            "what they have of it")
     for folder in _folders(home):
         served = is_served(folder)
         mark = _mark(folder, served)
@@ -102,10 +118,12 @@ def import_jobs(books: Books, home: Path, now_ns: int, say: Callable[[str], None
             rows = _import_job(books, folder, "" if spans is None else mark, served, now_ns,
                                spans or ())
         except (InvalidInput, ValueRefused, LookupError, AssertionError) as error:
-            report.failed += 1  # events of a repaired journal may lack those they build on
+            report.fail(folder)  # events of a repaired journal may lack those they build on
             why = error if isinstance(error, InvalidInput | ValueRefused) else (
                 f"job {folder.name}: the events of its journal do not fit together ({error!r})")
             say(f"{why}. The books keep what they have of job {folder.name}")
+            continue
+        if rows is None:
             continue
         report.read += 1
         report.rows += rows
@@ -185,8 +203,9 @@ def _name(folder: Path) -> str:
 
 
 def _import_job(books: Books, folder: Path, mark: str, served: bool, now_ns: int,
-                spans: Sequence[JobSpan]) -> int:
-    """Replaces the rows of a job, and returns how many there are now.
+                spans: Sequence[JobSpan]) -> int | None:
+    """Replaces the rows of a job, and returns how many there are now; None if its journals have no
+    event yet, so that there is no job.
 
     Raises:
         InvalidInput: the journals cannot be read, or have become shorter.
@@ -196,7 +215,7 @@ def _import_job(books: Books, folder: Path, mark: str, served: bool, now_ns: int
         events = without_gaps(JobJournal(folder).events())
         first = next(events, None)
         if first is None:
-            return 0
+            return None
         fold = JobFold(spans)
         job_id, before_ns = _job_id(connection, name, first.at)
         connection.execute(delete(actions).where(actions.c.job_id == job_id))

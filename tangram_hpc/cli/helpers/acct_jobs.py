@@ -56,10 +56,24 @@ def jobs_in_question(every: bool) -> list[ids.Named]:
     return [ids.Named(job) for job in (known_jobs(os.environ) if every else [last])]
 
 
+def say_closed() -> list[str]:
+    """Tells in a line each of which folders of this user cannot be read, whose jobs are therefore
+    left out; returns the names of these jobs.
+    """
+    from ...storage.job_folders import closed_folders
+    from ...storage.rundir import tangram_home
+
+    closed = closed_folders(tangram_home(os.environ))
+    for folder, why in closed.items():
+        print(f"tangram: acct: job {folder.name}: its folder {folder} cannot be read ({why})",
+              file=sys.stderr)
+    return [folder.name for folder in closed]
+
+
 def from_journals(named: Sequence[ids.Named], strict: bool, with_row: bool, duplicates: bool,
                   selection: Selection, ask_spans: AskSpans = lambda folders: {},
                   left_out: list[str] | None = None) -> Iterator[AcctJob]:
-    """Yields the jobs that are named, each once.
+    """Yields the jobs that are named, each once. A journal without an event is of no job yet.
 
     Args:
         named: jobs, or actions of jobs.
@@ -109,6 +123,8 @@ def from_journals(named: Sequence[ids.Named], strict: bool, with_row: bool, dupl
         chosen = _chosen([one for one in named if one.job == job])
         for number in sorted(chosen - folded.records.keys()):
             raise _unknown_action(job, number)
+        if not (folded.job or folded.records):
+            continue  # its broker has written nothing yet, or was killed before
         yield AcctJob(row, not folded.records, _attempts(
             [r for number, r in folded.records.items() if not chosen or number in chosen],
             selection, now_ns if served else folded.last_ns, duplicates))

@@ -46,8 +46,23 @@ def job(text: str) -> str:
 
 
 def jobs(text: str) -> list[Named]:
-    """Parses ids of jobs and actions that are separated by commas, as `sacct -j` takes them."""
-    return [named_job(part.strip()) for part in text.split(",") if part.strip()]
+    """Parses ids of jobs and actions that are separated by commas, as `sacct -j` takes them.
+
+    An empty text is refused: it is a shell variable that is not set, and whoever gave it did not
+    mean the default.
+    """
+    found = [named_job(part.strip()) for part in text.split(",") if part.strip()]
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} names no job; leave the option out to mean the "
+                                         "default")
+    return found
+
+
+def given_job(text: str) -> str:
+    """Parses the id of a job for an option that must not be empty, such as that of a verb which
+    ends a job: a shell variable that is not set would mean the default job.
+    """
+    return jobs(text)[0].job
 
 
 def named_job(text: str) -> Named:

@@ -98,7 +98,7 @@ def go(args: argparse.Namespace) -> int:
     every = bool(args.starttime or args.endtime or args.user or args.accounts
                  or args.allusers)
     named = args.jobs or acct_jobs.jobs_in_question(every)
-    left_out: list[str] = []
+    left_out = acct_jobs.say_closed() if every and not args.jobs else []
     jobs = acct_jobs.from_journals(named, bool(args.jobs) or len(named) == 1,
                                    args.allocations or args.sacct, args.duplicates or args.by,
                                    selection, _ask_spans(args), left_out)
@@ -155,14 +155,19 @@ def _ask_spans(args: argparse.Namespace) -> AskSpans:
 
 def _print_books(args: argparse.Namespace, columns: list[tuple[Field, int]], selection: Selection
                  ) -> int:
-    """Imports what has changed, and prints the rows from the books."""
+    """Imports what has changed, and prints the rows from the books; returns 1 if a job in question
+    could not be imported.
+    """
     from dataclasses import replace
 
     from ...accounting.books.query import stored_jobs, stored_roll_up
     from ...config.user_name import user_name
     from ..helpers.current_books import current_books
 
-    with current_books() as (books, _):
+    with current_books() as (books, done):
+        asked = {one.job for one in args.jobs}
+        lost = [name for name in done.lost
+                if not asked or asked & {name, name.partition("@")[0]}]
         if not (args.user or args.accounts or args.allusers or args.jobs):
             selection = replace(selection, users=frozenset({user_name()}))
         if args.by and not any(one.action for one in args.jobs):
@@ -170,14 +175,14 @@ def _print_books(args: argparse.Namespace, columns: list[tuple[Field, int]], sel
                 found = stored_jobs(connection, selection, {one.job for one in args.jobs})
                 groups = stored_roll_up(connection, found, selection, args.by)
             _print_groups(args, columns, groups)
-            return 0
+            return 1 if lost else 0
         with contextlib.closing(acct_jobs.from_books(
                 books, args.jobs, args.duplicates or args.by, selection)) as jobs:
             if args.by:
                 _print_groups(args, columns, _roll_up(args.by, jobs))
             else:
                 _print_jobs(args, columns, jobs, selection)
-    return 0
+    return 1 if lost else 0
 
 
 def _roll_up(by: str, jobs: Iterable[AcctJob]) -> list[RollUpRow]:

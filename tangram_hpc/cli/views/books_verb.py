@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
 from typing import Any
 
 
@@ -33,7 +32,7 @@ def go(args: argparse.Namespace) -> int:
             jobs, actions, attempts = books_size(connection)
     if args.json:
         print(json.dumps({"books": books.name, "jobs": jobs, "actions": actions,
-                          "attempts": attempts, "import": asdict(done)}))
+                          "attempts": attempts, "import": done.to_json()}))
     else:
         print(f"{books.name}: jobs {jobs}, actions {actions}, attempts {attempts}")
         print(f"imported now: jobs {done.read}, attempts {done.rows}; unchanged: jobs "
