@@ -67,7 +67,9 @@ def test_tangram_explain_accepts_the_ids_that_acct_prints(
 
 
 def test_tangram_explain_accepts_job_ids_with_a_cluster_name(tmp_path: Path) -> None:
-    """`explain -j JOB@CLUSTER` accepts ids of the job that name no cluster."""
+    """`explain -j JOB@CLUSTER` accepts ids of the job that name no cluster. When the job is over,
+    an action that it did not have is told as such.
+    """
     with LocalCluster(cpus=1, home=tmp_path, job=f"{JOB}@here", warm=0) as other:
         assert other.submit(["true"], name="three").result().ok
         rows = tangram(other, "acct", "-j", f"{JOB}@here", "-n", "-P", "-o", "JobID").stdout
@@ -76,6 +78,9 @@ def test_tangram_explain_accepts_job_ids_with_a_cluster_name(tmp_path: Path) -> 
         assert told.returncode == 0 and "three  COMPLETED" in told.stdout, told
         told = tangram(other, "explain", "-j", "5@here", f"{JOB}.{short}")
         assert told.returncode == 2 and "--job is 5@here" in told.stderr, told
+    told = tangram(other, "explain", "-j", f"{JOB}@here", "9.9")
+    assert told.returncode == 2, told
+    assert f"job {JOB}@here had no action 9.9; `tangram acct -j {JOB}@here`" in told.stderr
 
 
 @pytest.mark.parametrize("form", ["{job}", "{job}+1", "{job}.0", "{job}.batch", "{job}+1.extern",

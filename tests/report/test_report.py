@@ -316,7 +316,9 @@ def test_savings_of_anything_but_whole_jobs_are_refused(words: list[str], says: 
     (["missing"], "missing"), (["4711", "--static", "-1"], "--static -1"),
     (["4711", "--simulate", "-5"], "--simulate -5: must be a number of actions"),
     (["4711", "--window", "900:901"], "--window 900:901: the job lasted 18.6 s"),
-    (["4711", "-o", "no/such/folder.html"], "--output no/such/folder.html: No such file")])
+    (["4711", "-o", "no/such/folder.html"], "--output no/such/folder.html: No such file"),
+    (["missing", "-o", "no/such/folder.html"], "--output no/such/folder.html: No such file"),
+    (["missing", "-o", "/"], "--output /: Is a directory")])
 def test_wrong_input_is_one_line_with_status_2(words: list[str], says: str,
                                                capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", *words, *([] if words[-2:-1] in (["--static"], ["--simulate"])

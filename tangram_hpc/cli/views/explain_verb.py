@@ -82,12 +82,14 @@ def _ask(job: str, action: str) -> tuple[dict[str, Any], str]:
 def _from_journal(job: str, action: str, asked: str) -> dict[str, Any] | None:
     """Returns how an action ended that the broker no longer knows.
 
-    The answer comes from the journal; it is None if the journal does not have the action.
+    The answer comes from the journal. It is None if there is no journal that says anything, and an
+    error if the job is over and had no such action.
     """
     from ...accounting.record import fold
     from ...domain.ids import parse, show
     from ...domain.states import ENDED
     from ...errors import TangramError
+    from ...storage.job_folders import is_served
     from ...storage.journal_segments import read_journals
     from ...storage.rundir import job_dir, last_job
 
@@ -97,7 +99,10 @@ def _from_journal(job: str, action: str, asked: str) -> dict[str, Any] | None:
     except (TangramError, OSError, ValueError, AssertionError):
         return None
     if record is None:
-        return None
+        if asked or is_served(folder):
+            return None  # the broker knows more than its journal, or has answered already
+        return {"error": f"job {folder.name} had no action {action}; `tangram acct -j "
+                         f"{folder.name}` prints all of its actions"}
     done = record.outcome if record.state in ENDED else None
     return {
         "id": show(record.action.id), "name": record.action.name, "state": record.state.value,
