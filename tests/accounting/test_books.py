@@ -378,7 +378,7 @@ def test_books_of_version_1_get_the_column_of_tenants(tmp_path: Path) -> None:
 
 
 def test_wrong_databases_are_told_in_one_line(tmp_path: Path) -> None:
-    for setting, told in (("nonsense", "setting `books`"), ("oracle://x/y", "setting `books`"),
+    for setting, told in (("nonsense", "setting `books`"), ("oracle://x/y", "write postgresql://"),
                           (f"sqlite:///{tmp_path}/no/such", f"^books {tmp_path}/no/such: "),
                           ("sqlite://", "names no file"), ("sqlite:///:memory:", "names no file"),
                           (f"postgresql://u@/d?host={tmp_path}", "books postgresql")):
