@@ -19,9 +19,11 @@ from collections.abc import Iterator
 import pytest
 
 import tangram_hpc
-from tangram_hpc import InvalidInput, LocalCluster
+from tangram_hpc import ActionState, InvalidInput, LocalCluster
+from tangram_hpc.accounting.record import fold
 from tangram_hpc.protocol import input_flow
 from tangram_hpc.protocol import message as ms
+from tangram_hpc.storage.journal_segments import read_journals
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +43,20 @@ def test_a_command_of_a_shell_says_how_much_of_its_output_is_kept(cluster: Local
             shell.run("true", keep="tail", on_output=print)
         told = shell.run("true", output_max=1 << 40).result()
         assert told.exit_code == 126 and "output_bound" in told.reason
+
+
+def test_the_end_of_a_shell_is_not_cancelled_by_that_of_its_session(cluster: LocalCluster) -> None:
+    async def in_a_loop() -> None:
+        with cluster.session(name="async") as s:
+            async with s.shell() as shell:
+                await shell.run("true")
+
+    with cluster.session(name="with") as s, s.shell() as shell:
+        shell.run("true").result()
+    asyncio.run(in_a_loop())
+    ends = [record.state for record in fold(read_journals(cluster.folder)).records.values()
+            if record.action.name == "shell close"]
+    assert ends[-2:] == [ActionState.COMPLETED] * 2
 
 
 def test_a_shell_keeps_folder_and_variables_between_commands(cluster: LocalCluster) -> None:

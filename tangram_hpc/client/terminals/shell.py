@@ -7,6 +7,8 @@ shell is stopped, as background processes are.
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
@@ -22,6 +24,10 @@ from ..connection import Connection
 from ..future import Future
 from ..request import Cpus, Options, command_user, environment, kept_output, raw_bytes, tool_of
 from ..session_record import SessionRecord
+
+# The end of `with` waits at most for so long for that of the shell itself: the session often ends
+# at once after it, and the accounting would show the shell's end as cancelled.
+_CLOSING_S = 1.0
 
 
 class Shell:
@@ -58,6 +64,7 @@ class Shell:
             raise InvalidInput(why)
         self._connection, self._session = connection, session
         self._restart, self._closed = restart, False
+        self._closing: Future | None = None
         # in order; those that have ended leave at the left
         self._futures: deque[Future] = deque()
         self._begin = pl.ShellCall(
@@ -162,8 +169,9 @@ class Shell:
             future.cancel()
         self._futures.clear()
         try:
-            self._connection.submit(Kind.FILE, Options(), self._session, "shell close",
-                                    pl.ShellCall("close", self._begin.shell))
+            self._closing = self._connection.submit(
+                Kind.FILE, Options(), self._session, "shell close",
+                pl.ShellCall("close", self._begin.shell))
         except TangramError:
             pass  # the client or the session has ended, and so has the shell
 
@@ -184,8 +192,10 @@ class Shell:
             raise
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         self.close()
+        if kind is None and self._closing is not None:  # see _CLOSING_S
+            concurrent.futures.wait([self._closing], _CLOSING_S)
 
     async def __aenter__(self) -> Shell:
         try:
@@ -195,8 +205,10 @@ class Shell:
             raise
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         self.close()
+        if kind is None and self._closing is not None:
+            await asyncio.wait([asyncio.wrap_future(self._closing)], timeout=_CLOSING_S)
 
 
 def wrong_size(rows: object, cols: object) -> str:
