@@ -8,6 +8,28 @@ if [ -n "$left" ]; then
     exit 2
 fi
 
+# ---- what another job left in the environment, if this script was submitted from inside that job -----
+# sbatch hands its whole environment on, and Slurm replaces only the variables that it sets for this job.
+forget() { for name in $(compgen -e | grep -E "$1"); do unset "$name"; done; }
+if [ -n "${TANGRAM_ACCESS:-}" ]; then                   # by a trainer: its broker, and its place in its world
+    forget '^(TANGRAM_(ACCESS|GATEWAY|WORLD_SIZE)|RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|MASTER_PORT)$'
+fi
+if [ "${SLURM_JOB_ID_HET_GROUP_0:-}" != "$SLURM_JOB_ID" ]; then
+    forget '^SLURM_(.*_)?(HET|PACK)_(SIZE|GROUP_[0-9]+)$'  # srun would look for the components
+fi
+if [ -n "${SLURM_STEP_ID:-}" ]; then                    # a step's cores and MPI: this script is in no step
+    forget '^(SLURM_STEP|SLURM_CPU_BIND|PMI_|PMIX_[^M]|OMPI_COMM_WORLD_)'
+fi
+if [ -n "${tangram_asked_end:-}" ]; then                # that job's script had asked for its own end
+    unset SLURM_JOB_END_TIME
+fi
+if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then          # of this job, or of the other one
+    starts=$(SLURM_TIME_FORMAT=standard timeout 20 scontrol -o show job "$SLURM_JOB_ID" 2>/dev/null | sed -n 1p) || starts=""
+    if [[ $starts =~ " Restarts="([0-9]+) ]]; then
+        export SLURM_RESTART_COUNT="${BASH_REMATCH[1]}"
+    fi
+fi
+
 # ---- a requeued job writes a file of its own: NAME-JOB.1.out, then NAME-JOB.2.out ... ----------------
 start="${SLURM_RESTART_COUNT:-0}"
 out=$(readlink "/proc/$$/fd/1")
@@ -28,9 +50,9 @@ umask 077
 export SLURM_EXPORT_ENV=ALL                             # overrides any --export of the submission
 unset SLURM_NTASKS_PER_NODE                             # the job's value; each step gives its own
 if [ -z "${SLURM_JOB_END_TIME:-}" ]; then               # an older Slurm does not set this variable
-    ends=$(squeue -h -j "$SLURM_JOB_ID" -o %e 2>/dev/null | sed -n 1p) || ends=""
+    ends=$(SLURM_TIME_FORMAT=standard squeue -h -j "$SLURM_JOB_ID" -o %e 2>/dev/null | sed -n 1p) || ends=""
     ends=$(date -d "${ends:-unknown}" +%s 2>/dev/null) || ends=""
-    export SLURM_JOB_END_TIME="$ends"
+    export SLURM_JOB_END_TIME="$ends" tangram_asked_end=yes
 fi
 if ! command -v tangram >/dev/null; then
     echo "tangram: error: no \`tangram\` on PATH; the key \`setup\` names the command that puts it there" >&2

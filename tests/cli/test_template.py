@@ -243,6 +243,7 @@ kill -TERM "$(cat "$LOG.pid")"
 SCONTROL = """\
 #!/bin/bash
 echo "scontrol $*" >> "$LOG"
+[ -z "${RESTARTS:-}" ] || echo "JobId=7 Requeue=1 Restarts=$RESTARTS BatchFlag=1"
 """
 
 
@@ -265,7 +266,8 @@ class Pretence:
         self.scratch.mkdir(exist_ok=True)
         environ = {"PATH": f"{self.folder}/bin:{os.environ['PATH']}", "HOME": str(self.folder),
                    "LOG": str(self.log), "TMPDIR": str(self.scratch), "SLURM_JOB_ID": "7",
-                   "SLURM_HET_SIZE": "3", "SLURM_JOB_ID_HET_GROUP_2": "9",
+                   "SLURM_HET_SIZE": "3", "SLURM_JOB_ID_HET_GROUP_0": "7",
+                   "SLURM_JOB_ID_HET_GROUP_2": "9",
                    "SLURM_JOB_NUM_NODES_HET_GROUP_0": "2", "SLURM_JOB_NUM_NODES_HET_GROUP_1": "1",
                    "SLURM_JOB_END_TIME": "4000000000",
                    **env}
@@ -399,6 +401,51 @@ def test_each_start_of_a_requeued_job_has_its_own_log_file(pretence: Pretence) -
             pretence.start("", text, stdout=file, SLURM_RESTART_COUNT=start).communicate(timeout=60)
     logs = [out, out.with_name("tangram-7.1.out"), out.with_name("tangram-7.2.out")]
     assert [log.read_text() for log in logs] == [f"start {n}\n" for n in range(3)]
+
+
+# A script that a trainer of another job submits, a heterogeneous one that was requeued twice, gets
+# these variables with the rest of its environment, as Slurm does not replace them.
+OUTER = {"SLURM_HET_SIZE": "3", "SLURM_JOB_ID_HET_GROUP_0": "5", "SLURM_JOB_ID_HET_GROUP_2": "6",
+         "SLURM_JOB_NODELIST_PACK_GROUP_1": "g1", "SLURM_STEP_ID": "4", "SLURM_STEP_NODELIST": "g1",
+         "SLURM_CPU_BIND": "quiet,mask_cpu:0x1", "SLURM_CPU_BIND_TYPE": "mask_cpu:",
+         "SLURM_RESTART_COUNT": "2", "SLURM_JOB_END_TIME": "17", "tangram_asked_end": "yes",
+         "TANGRAM_ACCESS": "/other/access.json", "TANGRAM_GATEWAY": "1", "RANK": "3",
+         "WORLD_SIZE": "4", "LOCAL_RANK": "3", "MASTER_ADDR": "g1", "MASTER_PORT": "29500",
+         "PMI_RANK": "3", "PMIX_NAMESPACE": "5.4", "OMPI_COMM_WORLD_RANK": "3"}
+SQUEUE = """\
+#!/bin/bash
+[ "$SLURM_TIME_FORMAT" = standard ] && echo 2096-10-02T07:06:40
+"""
+
+
+def told_of_another_job(pretence: Pretence, **env: str) -> dict[str, str]:
+    """The variables of OUTER that the trainer of a job with them finds, after a run that went
+    well."""
+    squeue = pretence.folder / "bin" / "squeue"
+    squeue.write_text(SQUEUE)
+    squeue.chmod(0o755)
+    keys = {"cpus_lent": "2", "ranks": "2", "gateway": "off", "mpi": "none",
+            "trainer": "env"}
+    status, out, err = pretence.run("", render(load("single-node"), keys), TZ="UTC0",
+                                    SLURM_JOB_CPUS_PER_NODE="4", **env)
+    assert (status, err) == (0, "")
+    lines = [line.partition("=") for line in out.splitlines()]
+    return {name: value for name, _, value in lines if name in OUTER}
+
+
+def test_what_another_job_left_in_the_environment_is_dropped(pretence: Pretence) -> None:
+    """The end and the number of starts are this job's, and the step is the fake srun's."""
+    assert told_of_another_job(pretence, RESTARTS="0", **OUTER) == {
+        "SLURM_RESTART_COUNT": "0", "SLURM_JOB_END_TIME": "4000000000", "tangram_asked_end": "yes",
+        "SLURM_STEP_ID": "5"}
+    assert not list(pretence.folder.glob("*.2.out"))
+
+
+def test_what_the_user_and_this_job_set_is_kept(pretence: Pretence) -> None:
+    own = {"SLURM_RESTART_COUNT": "2", "SLURM_JOB_END_TIME": "5000000000", "MASTER_PORT": "29500",
+           "SLURM_CPU_BIND": "none"}
+    told = told_of_another_job(pretence, RESTARTS="2", SLURM_HET_SIZE="", **own)
+    assert {name: told[name] for name in own} == own and told["SLURM_JOB_ID_HET_GROUP_0"] == "7"
 
 
 def test_a_raw_template_or_a_wrong_place_to_run_is_refused_in_one_line(pretence: Pretence) -> None:
