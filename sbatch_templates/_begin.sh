@@ -23,8 +23,13 @@ fi
 if [ -n "${tangram_asked_end:-}" ]; then                # that job's script had asked for its own end
     unset SLURM_JOB_END_TIME
 fi
+# the job's number for Slurm's commands: the last element of an array has the number of the whole array
+export slurm_job="$SLURM_JOB_ID"
+if [ "${SLURM_ARRAY_JOB_ID:-}" = "$SLURM_JOB_ID" ]; then
+    slurm_job="${SLURM_JOB_ID}_$SLURM_ARRAY_TASK_ID"
+fi
 if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then          # of this job, or of the other one
-    starts=$(SLURM_TIME_FORMAT=standard timeout 20 scontrol -o show job "$SLURM_JOB_ID" 2>/dev/null | sed -n 1p) || starts=""
+    starts=$(SLURM_TIME_FORMAT=standard timeout 20 scontrol -o show job "$slurm_job" 2>/dev/null | sed -n 1p) || starts=""
     if [[ $starts =~ " Restarts="([0-9]+) ]]; then
         export SLURM_RESTART_COUNT="${BASH_REMATCH[1]}"
     fi
@@ -50,7 +55,7 @@ umask 077
 export SLURM_EXPORT_ENV=ALL                             # overrides any --export of the submission
 unset SLURM_NTASKS_PER_NODE                             # the job's value; each step gives its own
 if [ -z "${SLURM_JOB_END_TIME:-}" ]; then               # an older Slurm does not set this variable
-    ends=$(SLURM_TIME_FORMAT=standard squeue -h -j "$SLURM_JOB_ID" -o %e 2>/dev/null | sed -n 1p) || ends=""
+    ends=$(SLURM_TIME_FORMAT=standard squeue -h -j "$slurm_job" -o %e 2>/dev/null | sed -n 1p) || ends=""
     ends=$(date -d "${ends:-unknown}" +%s 2>/dev/null) || ends=""
     export SLURM_JOB_END_TIME="$ends" tangram_asked_end=yes
 fi

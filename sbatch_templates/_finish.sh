@@ -2,7 +2,7 @@
 broker="" workers=() ranks="" again="" evicted="" told_to_end=""
 preempted() {           # whether Slurm has told the steps, and not this script, that it preempts the job
     local told
-    told=$(SLURM_TIME_FORMAT=standard timeout 5 scontrol -o show job "$SLURM_JOB_ID" 2>/dev/null | sed -n 1p)
+    told=$(SLURM_TIME_FORMAT=standard timeout 5 scontrol -o show job "$slurm_job" 2>/dev/null | sed -n 1p)
     [[ $told =~ " StartTime="([0-9T:-]+) ]] || return 1  # without 1, a trap returns what was before it
     local began="${BASH_REMATCH[1]}"                     # an earlier start may have been preempted too
     [[ $told =~ " PreemptTime="([0-9T:-]+) ]] && [[ ! ${BASH_REMATCH[1]} < $began ]]
@@ -63,10 +63,10 @@ finish() {
     fi
     if [ -n "$again" ] && [ "$start" -lt <REQUEUES> ]; then
         echo "tangram: the time limit is near: start $((start + 1)) of <REQUEUES> follows"
-        scontrol requeue "$SLURM_JOB_ID" && exit "$status"
+        scontrol requeue "$slurm_job" && exit "$status"
     elif [ -n "$evicted" ]; then
         echo "tangram: Slurm preempts this job, and its trainer has ended: the job waits for its next start"
-        scontrol requeue "$SLURM_JOB_ID" && exit "$status" # fails if requeueing is not allowed: the job is over
+        scontrol requeue "$slurm_job" && exit "$status" # fails if requeueing is not allowed: the job is over
     fi
     if [ "${SLURM_HET_SIZE:-0}" -gt 1 ]; then
         drop_leftovers "$status"

@@ -46,11 +46,11 @@ worker='export TANGRAM_SCRATCH="<SCRATCH>/tangram-node-$tangram_tag-$SLURMD_NODE
     for ((n = 0; n < 30; n++)); do
         grep -q "\"ended\": \"\"" "$tangram_folder/access.json" || exit "$status"
         state="$(sinfo -h -N -n "$tangram_first" -o %T)"
-        nodes="$(squeue -h -j "$SLURM_JOB_ID" -o %N | paste -sd ,)"  # without nodes that Slurm has taken from the job
+        nodes="$(squeue -h -j "$slurm_job" -o %N | paste -sd ,)"  # without nodes that Slurm has taken from the job
         if [ "${state#down}" != "$state" ] || { [ -n "$nodes" ] &&
                 ! scontrol show hostnames "$nodes" | grep -qxF "$tangram_first"; }; then
-            scontrol requeue "$SLURM_JOB_ID" && exit "$status"  # fails if another worker was first or requeueing is not allowed
-            [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T | head -n 1)" != RUNNING ] || scancel "$SLURM_JOB_ID"
+            scontrol requeue "$slurm_job" && exit "$status"  # fails if another worker was first or requeueing is not allowed
+            [ "$(squeue -h -j "$slurm_job" -o %T | head -n 1)" != RUNNING ] || scancel "$slurm_job"
             exit "$status"
         fi
         sleep 30

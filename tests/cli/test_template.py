@@ -448,6 +448,26 @@ def test_what_the_user_and_this_job_set_is_kept(pretence: Pretence) -> None:
     assert {name: told[name] for name in own} == own and told["SLURM_JOB_ID_HET_GROUP_0"] == "7"
 
 
+def test_the_last_element_of_an_array_signals_and_requeues_itself_alone(pretence: Pretence) -> None:
+    """It has the number of the whole array; any other element has a number of its own."""
+    trainer = "trap 'exit 4' TERM; echo up; while :; do sleep 0.05; done"
+    text = render(load("single-node"), {"cpus_lent": "2", "ranks": "2", "gateway": "off",
+                                        "mpi": "none", "requeues": "1", "trainer": trainer})
+    text = text.replace("ranks=$!", 'ranks=$!; sleep 1; pgrep -P "$ranks" > "$LOG.pid"')
+    for array, name in (("7", "7_3"), ("5", "7")):
+        pretence.log.unlink(missing_ok=True)
+        child = pretence.start("", text, SLURM_ARRAY_JOB_ID=array, SLURM_ARRAY_TASK_ID="3",
+                               SLURM_HET_SIZE="", SLURM_JOB_CPUS_PER_NODE="4")
+        assert child.stdout is not None and child.stdout.readline() == "up\n"
+        time.sleep(1.5)
+        child.send_signal(signal.SIGUSR1)
+        _, err = child.communicate(timeout=60)
+        assert (child.returncode, err) == (4, "")
+        told = [line for line in pretence.logged() if line.startswith("sc")]
+        assert told == ["scontrol -o show node ", f"scancel --quiet --signal=TERM {name}.5",
+                        f"scontrol requeue {name}"]
+
+
 def test_a_raw_template_or_a_wrong_place_to_run_is_refused_in_one_line(pretence: Pretence) -> None:
     began = time.monotonic()
     status, _, err = pretence.run("", load("hetjob").text)
