@@ -25,7 +25,7 @@ from .job_environment import slurm_command_environment
 
 DEADLINE_S = 60.0  # Slurm's own MessageTimeout is 10 s by default, and sites raise it
 _FIELDS = ("JobID", "UserID", "HetJobID", "HetJobOffset", "State", "Reason", "Name", "Partition",
-           "NodeList", "StartTime", "EndTime", "RestartCnt", "Comment")
+           "NodeList", "StartTime", "EndTime", "RestartCnt", "Comment", "JobArrayID")
 _CUT, _END = "\x1f", "\x1e"  # separate fields and rows: no name or comment contains them
 # width 0: squeue does not cut the field
 _FORMAT = ",".join(f"{field}:0{_CUT}" for field in _FIELDS) + _END
@@ -65,6 +65,11 @@ class Commands:
 
         The controller is asked for a single job by its id, and else for all jobs of this user.
         """
+        rows = await self._rows(jobs, names)
+        return wanted([view for row in rows if (view := _view(row)) is not None], jobs, names)
+
+    async def _rows(self, jobs: Sequence[int], names: Sequence[str]) -> list[dict[str, str]]:
+        """Returns squeue's rows, by `_FIELDS`; none for a job that it does not know."""
         one = len(jobs) == 1 and not names
         which = ["-j", str(jobs[0])] if one else ["-u", str(os.geteuid())]
         try:
@@ -72,10 +77,10 @@ class Commands:
                                      b"", {"SLURM_TIME_FORMAT": "standard", "TZ": "UTC0"})
         except SlurmRejected as never:
             if says_unknown(never):
-                return ()
+                return []
             raise
-        rows = [row.split(_CUT) for row in output.split(_END) if row.strip()]
-        return wanted([view for row in rows if (view := _view(row)) is not None], jobs, names)
+        return [dict(zip(_FIELDS, map(str.strip, row.split(_CUT)), strict=False))
+                for row in output.split(_END) if row.strip()]
 
     async def cluster(self) -> str:
         """Returns the name of the cluster; empty if its configuration does not tell."""
@@ -94,19 +99,25 @@ class Commands:
         The controller keeps the Comment while the job runs; afterwards only accounting has the job.
         """
         checked_comment(text)
-        old = comment_of(await self.query([job], ()))
+        rows = await self._rows([job], ())
+        old = comment_of(wanted([view for row in rows if (view := _view(row)) is not None],
+                                [job], ()))
         if old is not None:
+            element = next((row["JobArrayID"] for row in rows if row["JobID"] == str(job)), "")
             try:
-                await self._run(["scontrol", "update", f"jobid={job}",
+                await self._run(["scontrol", "update", f"jobid={_one_job(job, element)}",
                                  f"comment={with_job_comment(old, text)}"])
                 return
             except SlurmRejected as never:
                 if not says_over(never):
                     raise
-        output = await self._run(["sacct", "-n", "-X", "-P", "-j", str(job), "-o", "Comment"])
-        new = with_job_comment(output.partition("\n")[0], text)
-        output = await self._run(["sacctmgr", "-i", "modify", "job", "where", f"jobid={job}", "set",
-                                  f"comment={new}"])
+        output = await self._run(["sacct", "-n", "-X", "-P", "-j", str(job), "-o",
+                                  "JobIDRaw,JobID,Comment"])
+        told = (line.split("|", 2) for line in output.splitlines())
+        element, old = next(((row[1], row[2]) for row in told if row[0] == str(job)), ("", ""))
+        output = await self._run(["sacctmgr", "-i", "modify", "job", "where",
+                                  f"jobid={_one_job(job, element)}", "set",
+                                  f"comment={with_job_comment(old, text)}"])
         if "nothing modified" in output.lower():
             raise SlurmRejected(f"comment: accounting has no job {job}, or not yet")
 
@@ -223,13 +234,12 @@ def _last(command: str, text: bytes) -> str:
 # ---- what squeue writes --------------------------------------------------------------------------
 
 
-def _view(words: Sequence[str]) -> JobView | None:
+def _view(row: Mapping[str, str]) -> JobView | None:
     """Returns a row of squeue as a JobView, or None if the job is another user's.
 
     Raises:
         SlurmRejected: the row does not have the requested fields.
     """
-    row = dict(zip(_FIELDS, map(str.strip, words), strict=False))
     try:
         if int(row["UserID"]) != os.geteuid():
             return None
@@ -241,8 +251,21 @@ def _view(words: Sequence[str]) -> JobView | None:
             _stamp(row["StartTime"]), _stamp(row["EndTime"]), _number(row["RestartCnt"]),
             _text(row["Comment"]))
     except (KeyError, ValueError) as error:
-        raise SlurmRejected(f"squeue: a row that is not understood ({error}): {words[:3]}"
-                            ) from None
+        raise SlurmRejected(f"squeue: a row that is not understood ({error}): "
+                            f"{list(row.values())[:3]}") from None
+
+
+def _one_job(job: int, told: str) -> str:
+    """Returns how Slurm's commands name this job and no other one.
+
+    The last element of a job array has the number of the whole array, so a command that is given
+    this number changes all elements (seen with Slurm 22.05).
+
+    Args:
+        job: the job's own number.
+        told: how Slurm shows it; `ARRAY_INDEX` for an element of an array.
+    """
+    return told if re.fullmatch(r"\d+_\d+", told) else str(job)
 
 
 def _text(word: str) -> str:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+from pathlib import Path
+
 import pytest
 from helpers.builders import World
 from hypothesis import given
@@ -15,6 +19,7 @@ from tangram_hpc.domain.slurm import COMMENT_MAX, JobView, with_job_comment
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.ports import SlurmRejected, SlurmTransient
 from tangram_hpc.slurm.adapter import failure
+from tangram_hpc.slurm.commands import Commands
 from tangram_hpc.slurm.hostlist import expand
 from tangram_hpc.slurm.job_environment import slurm_command_environment
 
@@ -123,3 +128,45 @@ def test_slurm_commands_get_no_environment_of_the_own_job() -> None:
                "SCANCEL_STATE": "x", "PMI_RANK": "0", "TANGRAM_JOB": "1", "SLURM_CLUSTERS": "x"}
     assert slurm_command_environment(environ) == {"PATH": "/bin", "HOME": "/h", "SLURM_JWT": "x",
                                                   "SLURM_CONF": "/etc/slurm.conf"}
+
+
+# Commands of Slurm that know an array of three jobs, of which the last one has the array's number
+# 35, and a heterogeneous job 40. They write down what they are told to change.
+SQUEUE = """#!/bin/sh
+[ ! -e "$HERE/over" ] || exit 0
+row() { printf '%s\\037' "$1" "$(id -u)" "$2" "$3" RUNNING None n cpu c1 "" "" 0 "$4" "$5"; printf '\\036'; }
+case "$*" in
+*"-j 35 "*) row 36 0 0 first 35_1; row 35 0 0 last 35_3 ;;
+*"-j 40 "*) row 41 40 1 other 40+1; row 40 40 0 leader 40+0 ;;
+esac
+"""
+SACCT = """#!/bin/sh
+case "$*" in
+*"-j 35 "*) printf '36|35_1|first\\n35|35_3|last|with a bar\\n' ;;
+*"-j 40 "*) printf '40|40+0|leader\\n41|40+1|other\\n' ;;
+esac
+"""
+CHANGE = """#!/bin/sh
+echo "$*" > "$HERE/changed"
+"""
+
+
+@pytest.mark.parametrize(("job", "live", "over"), [
+    (35, "jobid=35_3 comment=last; tangram: a=1",
+     "jobid=35_3 set comment=last|with a bar; tangram: a=1"),
+    (40, "jobid=40 comment=leader; tangram: a=1", "jobid=40 set comment=leader; tangram: a=1")],
+    ids=["array", "het"])
+def test_a_comment_is_put_on_this_job_alone(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: int, live: str, over: str) -> None:
+    """The last element of an array has the array's number, and Slurm changes all elements of it."""
+    for name, text in (("squeue", SQUEUE), ("sacct", SACCT), ("scontrol", CHANGE),
+                       ("sacctmgr", CHANGE)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    commands = Commands({"PATH": os.environ["PATH"], "HERE": str(tmp_path)})
+    asyncio.run(commands.comment(job, "a=1"))
+    assert (tmp_path / "changed").read_text() == f"update {live}\n"
+    (tmp_path / "over").touch()  # the controller has forgotten the job: accounting still has it
+    asyncio.run(commands.comment(job, "a=1"))
+    assert (tmp_path / "changed").read_text() == f"-i modify job where {over}\n"
