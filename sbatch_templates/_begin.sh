@@ -14,7 +14,7 @@ forget() { for name in $(compgen -e | grep -E "$1"); do unset "$name"; done; }
 if [ -n "${TANGRAM_ACCESS:-}" ]; then                   # by a trainer: its broker, and its place in its world
     forget '^(TANGRAM_(ACCESS|GATEWAY|WORLD_SIZE)|RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|MASTER_PORT)$'
 fi
-if [ "${SLURM_JOB_ID_HET_GROUP_0:-}" != "$SLURM_JOB_ID" ]; then
+if [ "${SLURM_JOB_ID_HET_GROUP_0:-}" != "${SLURM_JOB_ID:-}" ]; then
     forget '^SLURM_(.*_)?(HET|PACK)_(SIZE|GROUP_[0-9]+)$'  # srun would look for the components
 fi
 if [ -n "${SLURM_STEP_ID:-}" ]; then                    # a step's cores and MPI: this script is in no step
@@ -24,9 +24,9 @@ if [ -n "${tangram_asked_end:-}" ]; then                # that job's script had 
     unset SLURM_JOB_END_TIME
 fi
 # the job's number for Slurm's commands: the last element of an array has the number of the whole array
-export slurm_job="$SLURM_JOB_ID"
-if [ "${SLURM_ARRAY_JOB_ID:-}" = "$SLURM_JOB_ID" ]; then
-    slurm_job="${SLURM_JOB_ID}_$SLURM_ARRAY_TASK_ID"
+export slurm_job="${SLURM_JOB_ID:-}"
+if [ "${SLURM_ARRAY_JOB_ID:-none}" = "$slurm_job" ]; then
+    slurm_job+="_$SLURM_ARRAY_TASK_ID"
 fi
 if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then          # of this job, or of the other one
     starts=$(SLURM_TIME_FORMAT=standard timeout 20 scontrol -o show job "$slurm_job" 2>/dev/null | sed -n 1p) || starts=""
@@ -44,7 +44,9 @@ fi
 
 # ---- environment: every step inherits it ------------------------------------------------------------
 trap 'echo "tangram: error: setup: \`$BASH_COMMAND\` ended with status $?" >&2' ERR
+set +u                                                  # activation scripts read variables that nobody set
 <SETUP>
+set -u
 trap - ERR
 settings="<CONFIG>"
 if [ -n "$settings" ]; then

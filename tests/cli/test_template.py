@@ -491,3 +491,17 @@ def test_a_failing_setup_command_is_named(name: str, tmp_path: Path) -> None:
                           cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr == "tangram: error: setup: `[ a = b ]` ended with status 1\n"
+
+
+@pytest.mark.parametrize("name", ["single-node", "satellite"])
+def test_setup_may_read_variables_that_are_not_set(name: str, tmp_path: Path) -> None:
+    """The activation scripts of conda packages do, as does /etc/bashrc; the rest may not."""
+    keys = load(name).keys
+    least = {k: "" if v.optional else v.default or "9" for k, v in keys.items()}
+    script = tmp_path / "job.sbatch"
+    setup = 'export FLAGS_BEFORE="$FLAGS"; tangram() { :; }; echo "[$FLAGS_BEFORE]"'
+    script.write_text(render(load(name), {**least, "setup": setup}))
+    done = subprocess.run(["bash", str(script)], capture_output=True, text=True, check=False,
+                          cwd=tmp_path, env={"PATH": os.environ["PATH"], "SLURM_JOB_ID": "7"})
+    assert done.stdout == "[]\n" and done.returncode == 1
+    assert "HOME: unbound variable" in done.stderr

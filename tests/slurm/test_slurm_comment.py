@@ -134,7 +134,10 @@ def test_slurm_commands_get_no_environment_of_the_own_job() -> None:
 # 35, and a heterogeneous job 40. They write down what they are told to change.
 SQUEUE = """#!/bin/sh
 [ ! -e "$HERE/over" ] || exit 0
-row() { printf '%s\\037' "$1" "$(id -u)" "$2" "$3" RUNNING None n cpu c1 "" "" 0 "$4" "$5"; printf '\\036'; }
+row() {
+    printf '%s\\037' "$1" "$(id -u)" "$2" "$3" RUNNING None n cpu c1 "" "" 0 "$4" "$5"
+    printf '\\036'
+}
 case "$*" in
 *"-j 35 "*) row 36 0 0 first 35_1; row 35 0 0 last 35_3 ;;
 *"-j 40 "*) row 41 40 1 other 40+1; row 40 40 0 leader 40+0 ;;
