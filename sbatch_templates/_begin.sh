@@ -1,7 +1,9 @@
 set -euo pipefail
 
 # ---- a script with placeholders left ends at once ---------------------------------------------------
-left=$(grep -v '^#[: ]' "$0" | grep -Eo '<[A-Z][A-Z_]+>' | sort -u | tr '\n' ' ') || true
+keys=$(sed -n 's/^#: \([a-z_]*\)[= ].*/\1/p' "$0" | tr 'a-z\n' 'A-Z|')  # the trainer may have <WORDS> of its own
+left=$(grep -v '^#[: ]' "$0" | grep -Eo "<(${keys:-[A-Z][A-Z_]+|}TASKS_TRAINER|TASKS_NODE|RANKS_NODE|CPUS_NODE)>" | sort -u |
+    tr '\n' ' ') || true
 if [ -n "$left" ]; then
     echo "tangram: error: placeholders are left in this script: ${left% }; fill them in with" \
         "\`tangram template render <TEMPLATE> -o KEY=VALUE\`" >&2

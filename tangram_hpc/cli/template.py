@@ -29,6 +29,8 @@ _KEY = re.compile(r"^#: ([a-z_]+)(=(\S*))?\s+(\S.*)$", re.MULTILINE)
 _PART = re.compile(r"^#\+ ([a-z_]+)\n", re.MULTILINE)
 _CAUTION = re.compile(r"^#! ([a-z_]+)=(\S+): (.+)$", re.MULTILINE)
 _OPEN = re.compile(r"<([A-Z][A-Z_]+)>")
+# Placeholders whose values follow from keys; see `Template.values`.
+_COMPUTED = frozenset({"<TASKS_TRAINER>", "<TASKS_NODE>", "<RANKS_NODE>", "<CPUS_NODE>"})
 # Keys whose values are whole numbers of at least 1.
 _COUNT = re.compile(r"(nodes|cpus|ranks|satellites|virtual_cpus|threads)(_|$)")
 # Values of `_SHELL` are shell text and are not checked. Values of `_MORE` are several arguments,
@@ -289,10 +291,16 @@ def _filled(match: re.Match[str], values: Mapping[str, str | None]) -> str:
 
 
 def left_open(text: str) -> list[str]:
-    """Returns the placeholders in a script's directives and commands, but not in its comments."""
+    """Returns the placeholders in a script's directives and commands, but not in its comments.
+
+    In a script that documents its keys, only a key's name is a placeholder. A trainer's command may
+    hold other words of this form, such as `<EOS>`.
+    """
+    keys = {f"<{m[1].upper()}>" for m in _KEY.finditer(text)}
     live = [line for line in text.splitlines()
             if not line.startswith("#") or line.startswith("#SBATCH")]
-    return sorted({m[0] for line in live for m in _OPEN.finditer(line)})
+    found = {m[0] for line in live for m in _OPEN.finditer(line)}
+    return sorted(found & (keys | _COMPUTED) if keys else found)
 
 
 # ---- the acts ----------------------------------------------------------------------------------

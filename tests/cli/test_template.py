@@ -373,6 +373,13 @@ def test_a_raw_template_does_not_start(pretence: Pretence, name: str) -> None:
     assert pretence.logged() == []
 
 
+def test_a_trainer_may_have_words_that_look_like_placeholders(pretence: Pretence) -> None:
+    text = render(load("hetjob"), {**FULL, "trainer": "echo '<EOS> <PAD> <TIMES>'"})
+    assert left_open(text) == []
+    assert pretence.run("", text) == (0, "<EOS> <PAD> <TIMES>\n", "")
+    assert left_open("srun <EOS>") == ["<EOS>"]  # a script whose keys are not known
+
+
 @pytest.mark.parametrize(("requeues", "start", "again"),
                          [("0", "", 0), ("2", "1", 1), ("2", "2", 0)])
 def test_a_job_near_its_time_limit_is_requeued_up_to_requeues_times(
