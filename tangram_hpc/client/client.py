@@ -25,7 +25,7 @@ from .direct.direct_calls import DirectCalls
 from .endpoints.endpoint import Endpoint
 from .endpoints.grants import GrantSource
 from .future import Future
-from .request import Cpus, Options, Reach, Secrets, Work, secret_values, session_spec
+from .request import Cpus, Options, Reach, Secrets, Work, secret_values, session_spec, utf8
 from .rollouts import RolloutCalls, make_turn
 from .service_calls import ServiceCalls
 from .session import Session, open_session
@@ -695,8 +695,10 @@ class Client:
             reason: one line for its log and its clients.
 
         Raises:
+            InvalidInput: `reason` is not UTF-8.
             ClientClosed, BrokerUnreachable: the client was closed or has lost its broker.
         """
+        utf8(reason, "reason")
         self._connection.send(ms.Shutdown(reason), must_be_open=True)
 
     def close(self) -> None:

@@ -53,9 +53,11 @@ class RolloutCalls:
         """Reports a tool's return; see `Client.tool_returned`."""
         if status not in _STATUSES:
             raise InvalidInput(f"status: {status!r} is not one of {', '.join(_STATUSES)}")
+        name = str(tool)[:TEXT_MAX]
+        utf8(name, "tool")
         self._check_declared(pool)
         self._connection.send(ms.ReportToolReturn(
-            pool, trajectory_name(trajectory), str(tool)[:TEXT_MAX],
+            pool, trajectory_name(trajectory), name,
             _count("characters", characters), _STATUSES[status]))
 
     def trajectory_ended(self, pool: str, trajectory: str | int, tokens: int | None,

@@ -110,6 +110,8 @@ def test_functions_grants_and_reported_tools_move_a_trajectory_too(cluster: Loca
         cluster.call("s0", "sample", trajectory="x" * 201)
     with pytest.raises(tangram_hpc.InvalidInput, match="status: 'sad' is not one of success"):
         cluster.tool_returned("elsewhere", "e-new", "search", 1, "sad")
+    with pytest.raises(tangram_hpc.InvalidInput, match=r"tool: .* is not UTF-8"):
+        cluster.tool_returned("elsewhere", "e-new", "\ud800", 1)
     with pytest.raises(tangram_hpc.InvalidInput, match="no rollout pool 'nowhere' is declared"):
         cluster.trajectory_ended("nowhere", "e-new")
 

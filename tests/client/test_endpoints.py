@@ -213,6 +213,27 @@ def test_an_error_of_the_attempt_is_raised_to_its_caller(cluster) -> None:
     until_inside(cluster, "wrong", 0)
 
 
+def test_the_text_of_an_attempts_error_cannot_harm_the_client(cluster) -> None:
+    """A tool's JSON may hold half of a surrogate pair, and an exception may have no text at all."""
+    endpoint = cluster.register_endpoint("odd-errors", concurrency=1)
+
+    class NoText(Exception):
+        def __str__(self) -> str:
+            raise TypeError("no text")
+
+    async def attempt(error: Exception) -> None:
+        raise error
+
+    for error in (ValueError("\ud800 is half"), NoText()):
+        with pytest.raises(type(error)):
+            asyncio.run(endpoint.request(lambda error=error: attempt(error)))
+        with pytest.raises(type(error)), endpoint.slot():
+            raise error
+    with pytest.raises(tangram_hpc.ActionTimeout):
+        asyncio.run(endpoint.request(lambda: attempt(Throttled(9, "\udfff")), timeout=0.1))
+    until_inside(cluster, "odd-errors", 0)
+
+
 def test_cost_and_repeats_are_in_the_accounting(cluster) -> None:
     endpoint, tries = cluster.register_endpoint("priced", concurrency=4), []
 

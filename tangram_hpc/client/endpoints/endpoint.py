@@ -17,7 +17,7 @@ from typing import Any, SupportsFloat
 from ...domain.states import ActionState
 from ...errors import ActionTimeout, InvalidInput, Throttled, Transient
 from .grants import GrantSource
-from .retry_decision import understood
+from .retry_decision import described, understood
 from .turn import GrantRequest
 
 Attempt = Callable[[], Awaitable[Any]]
@@ -292,5 +292,5 @@ def _end(turn: GrantRequest, error: BaseException | None, cost: float, returned:
         return turn.end(ActionState.COMPLETED, cost=cost, returned=returned)
     if isinstance(error, asyncio.CancelledError):
         return turn.end(ActionState.CANCELLED, "by its caller")
-    reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    reason = described(error).splitlines()[0]
     turn.end(ActionState.FAILED, reason, failure=understood(error))

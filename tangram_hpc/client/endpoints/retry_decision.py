@@ -80,9 +80,17 @@ def understood(error: BaseException) -> Throttled | Transient | None:
     if isinstance(error, Throttled | Transient):
         return error
     names = {kind.__name__ for kind in type(error).__mro__}
-    text = f"{type(error).__name__}: {error}"
+    text = described(error)
     if isinstance(error, ConnectionRefusedError | socket.gaierror) or names & _UNREACHED:
         return Transient(text, reached=False)
     if isinstance(error, ConnectionError | EOFError) or names & _BROKEN:
         return Transient(text)
     return None
+
+
+def described(error: BaseException) -> str:
+    """Returns the class and the text of an exception."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - the text is made by the caller's own code
+        return f"{type(error).__name__}: (its text cannot be made)"

@@ -146,8 +146,10 @@ class GrantRequest:
               failure: BaseException | None, cost: float = 0.0, returned: int = 0) -> None:
         ran_ns = time.monotonic_ns() - self._began_ns if lease else 0
         pushed, wait_ns = pushed_by(failure) if failure is not None else (0, 0)
+        # an exception may quote what is not UTF-8, such as half of a surrogate pair from an answer
+        line = " ".join(reason.split()).encode(errors="backslashreplace").decode()[:500]
         self.said = ms.GrantEnded(self.future.action, lease, Outcome(
-            state, exec_ns=ran_ns, reason=" ".join(reason.split())[:500],
+            state, exec_ns=ran_ns, reason=line,
             cost_micro=round(float(cost) * 1e6), pushed=pushed, retry_after_ns=wait_ns,
             returned=returned, setup_ns=0 if lease else -1))
         self._send(self.said)
