@@ -47,7 +47,8 @@ class FakeCopy:
 
     async def load(self) -> int:
         self.log("load")
-        trouble = self.rig.trouble.pop(("load", self.spec.name), None)
+        order = "load", self.spec.name
+        trouble = self.rig.trouble.pop(order, None) or self.rig.always.get(order)
         if trouble is not None:
             raise trouble
         if sum(c.spec.name == self.spec.name for c in self.rig.copies) > 1:
@@ -153,6 +154,7 @@ class Rig:
     move_s: float = 0.0  # of wake, stand_by and park
     log: list[tuple[object, ...]] = field(default_factory=list)
     trouble: dict[tuple[str, str], Exception] = field(default_factory=dict)
+    always: dict[tuple[str, str], Exception] = field(default_factory=dict)  # of each load
     copies: list[FakeCopy] = field(default_factory=list)
     ends: dict[int, Outcome] = field(default_factory=dict)
     values: dict[int, object] = field(default_factory=dict)

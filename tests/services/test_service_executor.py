@@ -11,6 +11,7 @@ from helpers.service_rig import REFUSED, Rig, play
 
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.ports import OutOfDeviceMemory, ServiceDied
+from tangram_hpc.services.processes import node_copies
 
 DONE, FAILED = ActionState.COMPLETED, ActionState.FAILED
 
@@ -382,6 +383,29 @@ def test_a_copy_that_dies_while_loading_is_loaded_again() -> None:
         rig.declare("a")
         await rig.all(rig.call("a"))
         assert rig.ends[rig.lease].state is DONE and len(rig.of("load")) == 2
+    play(scene)
+
+
+def test_a_service_whose_copies_die_while_loading_is_loaded_again_later(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the server of an engine is started after its service was declared."""
+    monkeypatch.setattr(node_copies, "REFUSED_S", 0.2)
+
+    async def scene(rig: Rig) -> None:
+        rig.always["load", "a"] = ServiceDied("no server")
+        rig.trouble["load", "b"] = REFUSED
+        for name in "ab":
+            rig.declare(name)
+        early, soon, never = rig.call("a"), rig.call("a"), rig.call("b", gpus=(1,))
+        await rig.all(early, soon, never)
+        assert [rig.ends[x].state for x in (early, soon, never)] == [FAILED] * 3
+        assert "it dies while it is loaded: no server" in rig.ends[early].reason
+        assert len([entry for entry in rig.of("load") if entry[0] == "a"]) == 3
+        rig.always.clear()
+        await asyncio.sleep(0.2)
+        later, never = rig.call("a"), rig.call("b", gpus=(1,))
+        await rig.all(later, never)
+        assert rig.ends[later].state is DONE and rig.ends[never].reason == str(REFUSED)
     play(scene)
 
 

@@ -19,6 +19,7 @@ too, under the lock of their copy. This module knows nothing of leases or calls;
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -31,7 +32,8 @@ from .gpu_occupancy import Block, GpuOccupancy
 from .service_copy import ServiceCopy
 
 LOADS = 2  # copies that may be loading at the same time
-DEATHS = 3  # a service is refused after so many copies in a row died while loading
+DEATHS = 3  # a service is refused for a while after so many copies in a row died while loading
+REFUSED_S = 10.0  # how long that while is; then the next call loads it again
 KEEPS = 4  # minimum residency while others wait for the copy, in restore times of this copy
 
 # makes a backend that is not loaded yet, for a service and the number of the copy
@@ -55,7 +57,8 @@ class NodeCopies:
         self._specs: dict[str, ServiceSpec] = {}
         self._preload: dict[str, int] = {}  # copies to load before any call asks for them
         self._copies: dict[str, list[ServiceCopy]] = {}
-        self._refused: dict[str, str] = {}
+        # why a service is refused, and the monotonic time until which it is
+        self._refused: dict[str, tuple[str, float]] = {}
         self._numbers = 0  # the number of the copy that was made last
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._no_more: set[str] = set()  # services whose further copy was refused
@@ -89,7 +92,8 @@ class NodeCopies:
             The wait for a free copy is not counted.
 
         Raises:
-            ServiceRefused: this node can never serve the service.
+            ServiceRefused: this node cannot serve the service, or not now as its copies died while
+                they were loaded.
             ServiceDied: the copy died while it was brought there.
             OutOfDeviceMemory: the copy does not fit on the block.
         """
@@ -262,8 +266,7 @@ class NodeCopies:
             while True:
                 # read before the checks, so that no change during the checks is missed
                 change = self._change
-                if service in self._refused:
-                    raise ServiceRefused(self._refused[service])
+                self._check_refused(service)
                 if queue[0] is ticket and (copy := await self._unused(service, block)) is not None:
                     return copy
                 if self._may_load(service):
@@ -272,6 +275,13 @@ class NodeCopies:
         finally:
             queue.remove(ticket)
             self._changed()
+
+    def _check_refused(self, service: str) -> None:
+        """Raises ServiceRefused while the service is refused."""
+        why, until = self._refused.get(service, ("", 0.0))
+        if time.monotonic() < until:
+            raise ServiceRefused(why)
+        self._refused.pop(service, None)
 
     async def _unused(self, service: str, block: Block) -> ServiceCopy | None:
         free = [c for c in self._copies[service] if not c.claimed and not c.dead]
@@ -320,7 +330,8 @@ class NodeCopies:
             if own:
                 self._no_more.add(service)
             else:
-                self._refused[service] = str(error)
+                for_s = REFUSED_S if isinstance(error, _DiedLoading) else math.inf
+                self._refused[service] = str(error), time.monotonic() + for_s
         finally:  # a done-callback would run later: a caller could then await a finished load
             del self._loading[service]
             self._changed()
@@ -338,8 +349,8 @@ class NodeCopies:
                     with suppress(ServiceDied):
                         await backend.close()
                     if attempt == DEATHS:
-                        raise ServiceRefused(f"service {service}: it dies while it is loaded: "
-                                             f"{error}") from None
+                        raise _DiedLoading(f"service {service}: it dies while it is loaded: "
+                                           f"{error}") from None
                     continue
                 except BaseException:
                     backend.kill()
@@ -357,3 +368,9 @@ class NodeCopies:
             with suppress(ServiceDied, OutOfDeviceMemory):
                 await copy.backend.close()
             self._changed()
+
+
+class _DiedLoading(ServiceRefused):
+    """Raised when copies died while they were loaded. This may pass, as when the server of an
+    engine has not been started yet.
+    """
