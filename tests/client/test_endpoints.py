@@ -409,6 +409,7 @@ def test_responses_are_recognised_by_their_attributes() -> None:
     assert failed.value.reached and failed.value.retry_after == 0
     assert retry_after_s("Tue, 01 Jan 2030 00:00:07 GMT", now) == 7
     assert retry_after_s("Mon, 31 Dec 2029 00:00:00 GMT", now) == 0
+    assert retry_after_s("Mon, 01 Jan 99999999999999999999999 00:00:00 GMT") == 0
     assert retry_after_s("") == retry_after_s("soon") == retry_after_s("-3") == 0
 
 
@@ -420,6 +421,27 @@ def test_failures_are_recognised_by_their_type_name() -> None:
         failure = understood(error)
         assert isinstance(failure, Transient) and failure.reached is reached
     assert understood(ValueError("x")) is None and understood(TimeoutError()) is None
+
+
+def test_failures_that_a_library_wraps_are_recognised() -> None:
+    """urllib, urllib3 and requests say in an exception within theirs how the connection failed."""
+    from urllib.error import HTTPError, URLError
+
+    def named(name: str, *bases: type[Exception]) -> type[Exception]:
+        return type(name, bases or (Exception,), {})
+
+    refused, reset = named("NewConnectionError")("refused"), ConnectionResetError("reset")
+    retries = named("MaxRetryError")("no more retries")
+    retries.reason = refused  # type: ignore[attr-defined]
+    of_requests = named("ConnectionError", OSError)
+    broken = of_requests(named("ProtocolError")("Connection aborted.", reset))
+    for error, reached in ((URLError(ConnectionRefusedError()), False), (retries, False),
+                           (of_requests(retries), False), (broken, True)):
+        failure = understood(error)
+        assert isinstance(failure, Transient) and failure.reached is reached
+    for own in (URLError("unknown url type"), HTTPError("http://x", 404, "no", None, None),
+                ValueError(reset), URLError(TimeoutError())):
+        assert understood(own) is None
 
 
 # ---- the figure --------------------------------------------------------------------------------

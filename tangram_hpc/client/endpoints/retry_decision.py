@@ -9,6 +9,7 @@ repeated.
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ _UNREACHED = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout", "Client
                         "ConnectionTimeoutError", "NewConnectionError", "ConnectTimeoutError"})
 _BROKEN = frozenset({"TransportError", "ServerDisconnectedError", "ClientOSError",
                      "ClientPayloadError", "ChunkedEncodingError", "ProtocolError"})
+_WRAPPERS = frozenset({"MaxRetryError"})
 
 
 def check_response(response: _Response, now: datetime | None = None) -> _Response:
@@ -59,7 +61,7 @@ def retry_after_s(text: str, now: datetime | None = None) -> float:
     text = text.strip()
     try:
         return max(0.0, float(text)) if text[:1].isdigit() else _until(text, now)
-    except (ValueError, TypeError, IndexError):
+    except (ValueError, TypeError, IndexError, OverflowError):
         return 0.0
 
 
@@ -79,13 +81,26 @@ def understood(error: BaseException) -> Throttled | Transient | None:
     """
     if isinstance(error, Throttled | Transient):
         return error
-    names = {kind.__name__ for kind in type(error).__mro__}
-    text = described(error)
-    if isinstance(error, ConnectionRefusedError | socket.gaierror) or names & _UNREACHED:
-        return Transient(text, reached=False)
-    if isinstance(error, ConnectionError | EOFError) or names & _BROKEN:
-        return Transient(text)
+    for inner in _with_wrapped(error):
+        names = {kind.__name__ for kind in type(inner).__mro__}
+        if isinstance(inner, ConnectionRefusedError | socket.gaierror) or names & _UNREACHED:
+            return Transient(described(error), reached=False)
+        if isinstance(inner, ConnectionError | EOFError) or names & _BROKEN:
+            return Transient(described(error))
     return None
+
+
+def _with_wrapped(error: BaseException) -> Iterator[BaseException]:
+    """Yields an exception and those that it wraps, the outermost first. requests and urllib raise
+    an OSError of their own, and urllib3 a MaxRetryError, with the failure of the connection as its
+    `reason` or among its arguments.
+    """
+    yield error
+    if not isinstance(error, OSError) and type(error).__name__ not in _WRAPPERS:
+        return
+    for inner in (getattr(error, "reason", None), *error.args):
+        if isinstance(inner, BaseException):
+            yield from _with_wrapped(inner)
 
 
 def described(error: BaseException) -> str:
