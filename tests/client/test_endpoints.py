@@ -189,6 +189,37 @@ def test_a_cancelled_request_gives_its_slot_back(cluster) -> None:
     until_inside(cluster, "left", 0)
 
 
+def test_a_shared_call_ends_with_the_last_caller_that_is_cancelled(cluster) -> None:
+    cluster.register_endpoint("shared-left", concurrency=1)
+    endpoint = cluster.endpoint("shared-left", single_flight=True)
+    ends: list[str] = []
+
+    async def attempt() -> str:
+        try:
+            await asyncio.sleep(0.4 if ends else 60)
+            return "got it"
+        except asyncio.CancelledError:
+            ends.append("cancelled")
+            raise
+
+    async def calls() -> None:
+        first, second = (asyncio.ensure_future(endpoint.request(attempt, key="a"))
+                         for _ in range(2))
+        await asyncio.sleep(0.1)
+        first.cancel()
+        await asyncio.sleep(0.1)
+        assert not ends and not second.done()
+        second.cancel()
+        third, fourth = (asyncio.ensure_future(endpoint.request(attempt, key="a"))
+                         for _ in range(2))
+        await asyncio.sleep(0.2)
+        assert ends == ["cancelled"] and first.cancelled() and second.cancelled()
+        third.cancel()
+        assert await asyncio.wait_for(fourth, 10) == "got it"
+    asyncio.run(calls())
+    until_inside(cluster, "shared-left", 0)
+
+
 def test_an_error_of_the_attempt_is_raised_to_its_caller(cluster) -> None:
     endpoint = cluster.register_endpoint("wrong")
 

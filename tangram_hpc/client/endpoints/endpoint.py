@@ -11,6 +11,7 @@ import asyncio
 import random
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, SupportsFloat
 
@@ -101,7 +102,7 @@ class Endpoint:
         self._rng = rng or random.Random()
         self._cache_max, self._cache_s, self._single = cache, cache_s, single_flight
         self._cache: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()  # until, answer
-        self._flying: dict[Hashable, asyncio.Task[Any]] = {}
+        self._flying: dict[Hashable, _Flight] = {}
 
     def slot(self, name: str = "", *, trajectory: str | int = "") -> Slot:
         """Prepares one attempt that you make and that is never repeated.
@@ -173,15 +174,22 @@ class Endpoint:
             return self._keep(key, await call.run(turn()))
         flight = self._flying.get(key)
         if flight is None:
-            flight = asyncio.ensure_future(call.run(turn()))
-            self._flying[key] = flight
-            flight.add_done_callback(lambda done: self._landed(key, done))
-        return await asyncio.shield(flight)
+            flight = self._flying[key] = _Flight(asyncio.ensure_future(call.run(turn())))
+            flight.task.add_done_callback(lambda _: self._landed(key, flight))
+        flight.callers += 1
+        try:
+            return await asyncio.shield(flight.task)
+        finally:
+            flight.callers -= 1
+            if not flight.callers and not flight.task.done():  # all of its callers were cancelled
+                del self._flying[key]  # a later call gets a flight of its own
+                flight.task.cancel()
 
-    def _landed(self, key: Hashable, flight: asyncio.Task[Any]) -> None:
-        del self._flying[key]
-        if not flight.cancelled() and flight.exception() is None:
-            self._keep(key, flight.result())
+    def _landed(self, key: Hashable, flight: _Flight) -> None:
+        if self._flying.get(key) is flight:
+            del self._flying[key]
+        if not flight.task.cancelled() and flight.task.exception() is None:
+            self._keep(key, flight.task.result())
 
     def _keep(self, key: Hashable, value: Any) -> Any:
         if self._cache_max:
@@ -190,6 +198,19 @@ class Endpoint:
             while len(self._cache) > self._cache_max:
                 self._cache.popitem(last=False)
         return value
+
+
+@dataclass
+class _Flight:
+    """A call that is under way for several callers.
+
+    Attributes:
+        task: makes the call.
+        callers: how many wait for it; it ends with the last one that is cancelled.
+    """
+
+    task: asyncio.Task[Any]
+    callers: int = 0
 
 
 class _Call:
