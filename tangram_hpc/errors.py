@@ -251,3 +251,12 @@ def how_to_install(extra: str) -> str:
     if (checkout / "pyproject.toml").is_file():
         return f"pip install '{checkout}[{extra}]'"
     return f"pip install 'tangram-hpc[{extra}]'"
+
+
+def described(error: BaseException) -> str:
+    """Returns the class and the text of an exception of somebody else's code; the class alone if
+    its text cannot be made."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - an error's text is code too
+        return type(error).__name__

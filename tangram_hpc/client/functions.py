@@ -21,7 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from ..errors import InvalidInput
+from ..errors import InvalidInput, described
 from ..protocol import payload as pl
 from ..protocol.process_frames import PAYLOAD_MAX
 from .request import check_size
@@ -164,7 +164,7 @@ def pickled_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     check_size(size, "arguments", PAYLOAD_MAX)
     try:
         arguments = pickle.dumps((args, kwargs), protocol=5)
-    except (pickle.PicklingError, AttributeError, TypeError):
+    except Exception:  # noqa: BLE001 - an argument pickles itself by its own code
         arguments = pickled_by_value((args, kwargs), "arguments")
     check_size(len(arguments), "arguments", PAYLOAD_MAX)
     return arguments
@@ -197,6 +197,6 @@ def pickled_by_value(value: Any, field: str) -> bytes:
     pickler = _pickler_class()(file)
     try:
         pickler.dump(value)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise InvalidInput(f"{field}: cannot be pickled ({error})") from None
+    except Exception as error:  # noqa: BLE001 - a value pickles itself by its own code
+        raise InvalidInput(f"{field}: cannot be pickled ({described(error)})") from None
     return file.getvalue()

@@ -34,6 +34,7 @@ from ..errors import (
     ShellEnded,
     TangramError,
     UntrustedResult,
+    described,
 )
 from ..protocol import message as ms
 from ..protocol import payload as pl
@@ -269,15 +270,8 @@ def returned_value(told: pl.ValueReturn, name: str, trusted: bool) -> Any:
     try:
         return pickle.loads(told.data)
     except BaseException as error:  # noqa: BLE001 - a pickle runs what it likes, on our thread
-        raise ActionFailed(f"{name}: its result cannot be unpickled here: {_said(error)}", told
+        raise ActionFailed(f"{name}: its result cannot be unpickled here: {described(error)}", told
                            ) from None
-
-
-def _said(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - an error's text is code too
-        return type(error).__name__
 
 
 def refuse(pending: Pending, rejected: ms.Rejected) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import hashlib
 import threading
 from collections.abc import Callable
@@ -12,6 +14,7 @@ import pytest
 from tangram_hpc.client import functions
 from tangram_hpc.client.functions import FunctionCache
 from tangram_hpc.client.stored_payloads import StoredPayloads
+from tangram_hpc.errors import InvalidInput
 
 
 class Entries:
@@ -97,3 +100,23 @@ def test_ends_and_evictions_from_two_threads_drop_each_entry_once(few: None) -> 
     done.set()
     thread.join(60)
     assert not thread.is_alive() and len(entries.held) == 2
+
+
+class _Stubborn:
+    def __reduce__(self) -> Any:
+        raise NotImplementedError("no pickles of this")
+
+
+@pytest.mark.parametrize("argument, told", [
+    (threading.Lock(), "TypeError: cannot pickle"),
+    (functools.reduce(lambda inner, _: [inner], range(100_000), []), "PicklingError: .*recursion"),
+    (ctypes.pointer(ctypes.c_int(1)), "ValueError: ctypes objects containing pointers"),
+    (_Stubborn(), "NotImplementedError: no pickles of this"),
+], ids=["lock", "deep", "pointer", "stubborn"])
+def test_whatever_cannot_be_pickled_is_refused_in_one_line(argument: Any, told: str) -> None:
+    entries = Entries()
+    for call in (lambda: cache_of(entries).call(len, (argument,), {}, False),
+                 lambda: cache_of(entries).call(lambda: argument, (), {}, False)):
+        with pytest.raises(InvalidInput, match=rf"^(arguments|function): .* pickled \({told}"):
+            call()
+    assert not entries.held

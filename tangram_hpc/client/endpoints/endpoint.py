@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import Any, SupportsFloat
 
 from ...domain.states import ActionState
-from ...errors import ActionTimeout, InvalidInput, Throttled, Transient
+from ...errors import ActionTimeout, InvalidInput, Throttled, Transient, described
 from .grants import GrantSource
-from .retry_decision import described, understood
+from .retry_decision import understood
 from .turn import GrantRequest
 
 Attempt = Callable[[], Awaitable[Any]]

@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
-from ...errors import Throttled, Transient
+from ...errors import Throttled, Transient, described
 
 _Response = TypeVar("_Response")
 # failures before a request was sent: classes of httpx, aiohttp, requests and urllib3
@@ -101,11 +101,3 @@ def _with_wrapped(error: BaseException) -> Iterator[BaseException]:
     for inner in (getattr(error, "reason", None), *error.args):
         if isinstance(inner, BaseException):
             yield from _with_wrapped(inner)
-
-
-def described(error: BaseException) -> str:
-    """Returns the class and the text of an exception."""
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - the text is made by the caller's own code
-        return f"{type(error).__name__}: (its text cannot be made)"
