@@ -221,8 +221,11 @@ def _checked(name: str, wanted: Mapping[str, Any]) -> Service:
     if not isinstance(wanted, Mapping):
         raise InvalidInput(f"service {name}: {wanted!r:.60} is not a table of fields")
     kind = wanted.get("backend", "")
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise InvalidInput(f"service {name}: backend: {kind!r} is not one of {', '.join(_KINDS)}")
+    for field in wanted:
+        if not isinstance(field, str):
+            raise InvalidInput(f"service {name}: {field!r:.60} is no name of a field")
     try:
         return _KINDS[kind](**wanted)
     except ValidationError as error:

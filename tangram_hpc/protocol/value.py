@@ -31,7 +31,7 @@ def encode_value(value: Any) -> bytes:
     try:
         return _encoder.encode(_portable(value))
     except RecursionError:
-        raise TypeError(f"a {type(value).__name__} that is nested too deep") from None
+        raise TypeError(f"{type(value).__name__} that is nested too deep") from None
     except UnicodeEncodeError:
         raise TypeError("str that is not UTF-8") from None
 
@@ -68,7 +68,7 @@ def _key(name: Any) -> Any:
         return name
     if type(name) in (bool, type(None)):
         return name
-    raise TypeError(f"a dict with a key of type {type(name).__name__}")
+    raise TypeError(f"dict with a key of type {type(name).__name__}")
 
 
 def _array(numpy: Any, value: Any) -> Any:

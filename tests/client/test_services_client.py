@@ -70,6 +70,8 @@ def test_a_wrong_service_declaration_is_refused_in_one_line(cluster: LocalCluste
     cluster.register_service("a", FAKE)  # as every rank does
     wrong = [({"backend": "fake", "wake": 1}, "service bad: wake: is not known"),
              ({"backend": "cuda"}, "service bad: backend: 'cuda' is not one of torch"),
+             ({"backend": ["fake"]}, "service bad: backend: ['fake'] is not one of torch"),
+             ({"backend": "fake", 3: 4}, "service bad: 3 is no name of a field"),
              ({**FAKE, "degrees": [3]}, "service bad: degrees:"),
              ({**FAKE, "weights_mib": 10**9}, "service bad: weights_mib: too many services"),
              ({**FAKE, "degrees": [4]}, "service bad: degrees: no node has an aligned block of 4")]

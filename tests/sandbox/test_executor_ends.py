@@ -74,6 +74,8 @@ def test_a_function_that_raises_fails_with_its_error_and_trace(rig: Rig) -> None
 
     outcome, back, _ = rig.function(Local)
     assert back.kind == "UntrustedResult" and "Local" in back.text and "trusted=True" in back.text
+    outcome, back, _ = rig.function(lambda: {(1, 2): 3})
+    assert back.text.startswith("the result holds a dict with a key of type tuple, which only")
     outcome, back, _ = rig.function(lambda: {1, 2}, pickled=True)
     assert back.pickled and pickle.loads(back.data) == {1, 2}
     lease = rig.begin(FunctionCall("0" * 64, b""), Kind.FUNCTION)

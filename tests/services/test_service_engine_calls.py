@@ -239,6 +239,18 @@ def test_plain_http_refuses_values_that_json_cannot_hold() -> None:
         run(life)
 
 
+def test_a_blank_error_of_plain_http_is_still_an_error() -> None:
+    with engine_factory("http") as (backend, _):
+        async def life() -> None:
+            await backend.load()
+            await backend.wake((0,))
+            [reply] = await backend.call([ask("blank")])
+            assert "a reply must be {'value': ...} or {'error': text}" in reply.error
+            await backend.close()
+
+        run(life)
+
+
 def test_an_invalid_engine_host_raises_ServiceDied() -> None:
     spec = service_spec("judge", {"backend": "http", "url": "http://☃..x:1"})
     backend = make_engine(spec, ServicePlace((0,), "cuda", ""))

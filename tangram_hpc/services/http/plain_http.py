@@ -86,9 +86,9 @@ class PlainEngine(HttpEngine):
             try:
                 return ServiceReply(value=encode_value(item["value"]))
             except TypeError as odd:
-                return ServiceReply(error=f"{self._options.call_path}: its value is {odd}")
+                return ServiceReply(error=f"{self._options.call_path}: its value is a {odd}")
         error = item.get("error") if isinstance(item, dict) and "value" not in item else None
-        if not isinstance(error, str) or not error:
+        if not isinstance(error, str) or not error.strip():
             error = (f"{self._web.where}{self._options.call_path}: a reply must be "
                      "{'value': ...} or {'error': text}")
         return ServiceReply(error=" ".join(error.split()))
