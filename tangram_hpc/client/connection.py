@@ -117,8 +117,10 @@ class Connection:
         self._opening: set[int] = set()  # sessions among these that wait for admission
         self._questions: dict[int, _Question] = {}  # without an answer
         self._unconfirmed = UnconfirmedMessages()
-        # (session, message) that a thread could not put into the outbox, as the lock was held
+        # (session or 0, message) that a thread could not put into the outbox, as the lock was held;
+        # and actions that it could not cancel
         self._deferred: deque[tuple[int, ms.Message]] = deque()
+        self._to_cancel: deque[int] = deque()
         self._credit = SubmissionCredit()  # which actions among `_pending` are not sent yet
         self._attachments = Attachments()
         self._streams = OpenStreams()
@@ -228,21 +230,40 @@ class Connection:
 
     def cancel(self, action: int) -> None:
         """Asks the broker to cancel an action, and the parts of a file that are written before it;
-        nothing happens if its result is here. An action that is held back ends at once."""
-        with self._lock:
+        nothing happens if its result is here. An action that is held back ends at once. It never
+        waits for the lock, so a finalizer may call it, as `send_of_session`."""
+        self._to_cancel.append(action)
+        if self._lock.acquire(blocking=False):
+            try:
+                withdrawn = self._cancel_deferred()
+            finally:
+                self._lock.release()
+            self._end_withdrawn(withdrawn)
+        elif self._channel is not None:
+            self._channel.wake()  # this object's thread cancels it
+
+    def _cancel_deferred(self) -> list[Pending]:
+        """Cancels what `cancel` was called for; returns what was held back, which the caller ends
+        by `_end_withdrawn` when it has released the lock; lock held."""
+        withdrawn = []
+        while self._to_cancel:
+            action = self._to_cancel.popleft()
             pending = self._pending.get(action)
             if pending is None:
-                return
-            if held_back := self._credit.withdraw(action):
-                del self._pending[action]
-            else:
-                for one in (*(self._pending.get(part.action) for part in pending.earlier), pending):
-                    if one is not None:
-                        one.cancelled = True
-                        self._put(ms.Cancel((one.action.id,)))
-        if held_back:
+                continue
+            if self._credit.withdraw(action):
+                withdrawn.append(self._pending.pop(action))
+                continue
+            for one in (*(self._pending.get(part.action) for part in pending.earlier), pending):
+                if one is not None:
+                    one.cancelled = True
+                    self._put(ms.Cancel((one.action.id,)))
+        return withdrawn
+
+    def _end_withdrawn(self, withdrawn: list[Pending]) -> None:
+        for pending in withdrawn:
             self.store.release(pending.stored)
-            self.functions.not_submitted(pending.uploaded)  # `ended` is for this object's thread
+            self.functions.not_submitted(pending.uploaded)  # `ended` is for what was sent
             pending.future.end_cancelled()
 
     def interrupt(self, action: int, number: int) -> None:
@@ -297,6 +318,9 @@ class Connection:
     def send_of_session(self, session: int, message: ms.Message) -> None:
         """Sends a message about a session, unless the session has ended. It never waits for the
         lock, so a finalizer may call it, which may interrupt a thread that holds the lock."""
+        self._defer(session, message)
+
+    def _defer(self, session: int, message: ms.Message) -> None:
         self._deferred.append((session, message))
         if self._lock.acquire(blocking=False):
             try:
@@ -331,7 +355,8 @@ class Connection:
                 self._put(ms.StreamEnded(stream))
 
     def send(self, message: ms.Message, must_be_open: bool = False) -> None:
-        """Sends a message that has no answer.
+        """Sends a message that has no answer. Without `must_be_open` it never waits for the lock,
+        as `send_of_session`: the end of an attempt is told by a coroutine, which may be collected.
 
         Args:
             message: of a kind that is counted (`protocol/unconfirmed.py`), or one that the caller
@@ -341,9 +366,10 @@ class Connection:
         Raises:
             TangramError: `must_be_open` was set and the connection has ended.
         """
+        if not must_be_open:
+            return self._defer(0, message)
         with self._lock:
-            if must_be_open:
-                self._check_open()
+            self._check_open()
             self._put(message)
 
     def ask(self, what: str, argument: str = "", timeout_s: float = 10.0) -> Any:
@@ -423,6 +449,7 @@ class Connection:
         sessions, self._sessions = self._sessions, {}
         questions, self._questions = self._questions, {}
         self._deferred.clear()
+        self._to_cancel.clear()
         for one in pending.values():
             end_copy(one.future, error)
             if one.turn is not None:
@@ -473,10 +500,10 @@ class Connection:
             self._put(message)
 
     def _put_deferred(self) -> None:
-        """Queues what `send_of_session` has left, in order; lock held."""
+        """Queues what `send` and `send_of_session` have left, in order; lock held."""
         while self._deferred:
             session, message = self._deferred.popleft()
-            if session in self._sessions:
+            if not session or session in self._sessions:
                 self._queue(message, None)
 
     # ---- the thread --------------------------------------------------------------------------
@@ -532,12 +559,14 @@ class Connection:
         """Sends what is queued; returns whether the goodbye was sent, which is the last message."""
         with self._lock:
             self._put_deferred()
+            withdrawn = self._cancel_deferred()
             if not self._closing:
                 for pending in self._credit.take_due():
                     pending.sent_ns = time.monotonic_ns()
                     self._outbox.put(ms.Submit(pending.action), pending.payload)
             self._woken, closing = False, self._closing
             frame = self._outbox.take()
+        self._end_withdrawn(withdrawn)
         if frame:
             channel.send(frame)
         return closing

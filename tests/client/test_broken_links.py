@@ -207,6 +207,20 @@ def test_a_finalizer_may_close_a_session(rig: LinkRig) -> None:
     assert len(events(rig, ev.SessionRenewed)) == 1
 
 
+def test_a_finalizer_may_cancel_an_action_and_end_a_slot(rig: LinkRig) -> None:
+    """As those of an iterator of `Client.map` and of a coroutine that nobody needs any more."""
+    slot = rig.client.register_endpoint("search", concurrency=1).slot()
+    slot.__enter__()
+    waiting = rig.client.submit("true")
+    with rig.client._connection._lock:
+        assert waiting.cancel()
+        slot.__exit__(None, None, None)
+    rig.until(waiting.done, "the action is cancelled")
+    assert waiting.cancelled()
+    ledger = rig.broker.scheduler.ledger
+    rig.until(lambda: not ledger.endpoints["search"].busy, "the slot is free")
+
+
 def test_what_was_closed_comes_before_what_is_submitted_later(rig: LinkRig) -> None:
     session = opened(rig)
     with rig.client._connection._lock:
