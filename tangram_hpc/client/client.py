@@ -180,7 +180,8 @@ class Client:
             options: arguments of `submit`, except `once`.
 
         Yields:
-            Each function's value. Leaving the iterator early cancels the rest.
+            Each function's value. Leaving the iterator early cancels the rest, and so does an
+            argument that is refused.
 
         Raises:
             InvalidInput: an argument is wrong; the message names it.
@@ -190,17 +191,22 @@ class Client:
         """
         if options.get("once"):
             raise InvalidInput("once: each action has a name of its own; use `submit` in a loop")
-        futures = [self.submit(work, *items, **options) for items in zip(*iterables, strict=False)]
+        futures: list[Future] = []
 
         def results() -> Iterator[Any]:
             try:
+                yield None  # taken below, so that the rest is cancelled if nothing is taken
                 for future in futures:
                     yield future.result()
             finally:
                 for future in futures:
                     future.cancel()
 
-        return results()
+        iterator = results()
+        next(iterator)
+        for items in zip(*iterables, strict=False):  # if one is refused, the iterator goes
+            futures.append(self.submit(work, *items, **options))
+        return iterator
 
     def direct(self, *, cpus: Cpus = 1, mem: int | str = 0, gpus: int = 0, component: str = "",
                name: str = "direct", trusted: bool = False, timeout: float | None = None,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from queue import Queue
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tangram_hpc.client.session import Session
 from tangram_hpc.domain import event as ev
-from tangram_hpc.errors import BrokerUnreachable, SessionLost
+from tangram_hpc.errors import BrokerUnreachable, InvalidInput, SessionLost
 from tangram_hpc.protocol import message as ms
 from tangram_hpc.protocol.input_flow import DATA, HANGUP, RESIZE, SIGNAL, WINDOW
 from tangram_hpc.protocol.unconfirmed import UnconfirmedMessages
@@ -219,6 +219,16 @@ def test_a_finalizer_may_cancel_an_action_and_end_a_slot(rig: LinkRig) -> None:
     assert waiting.cancelled()
     ledger = rig.broker.scheduler.ledger
     rig.until(lambda: not ledger.endpoints["search"].busy, "the slot is free")
+
+
+def test_a_map_that_is_never_begun_or_is_refused_leaves_no_action(rig: LinkRig) -> None:
+    iterator = rig.client.map(pow, [2, 3], [4, 5])
+    rig.until(lambda: len(events(rig, ev.ActionSubmitted)) == 2, "both are submitted")
+    del iterator
+    rig.until(lambda: len(events(rig, ev.ActionCancelled)) == 2, "both are cancelled")
+    with pytest.raises(InvalidInput, match="cannot be pickled"):
+        rig.client.map(len, [[1], Lock()])
+    rig.until(lambda: len(events(rig, ev.ActionCancelled)) == 3, "the first one is cancelled")
 
 
 def test_what_was_closed_comes_before_what_is_submitted_later(rig: LinkRig) -> None:
