@@ -8,7 +8,7 @@ client. `connection.py` keeps the open actions and sessions, and reconnects when
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from ..config.endpoints import endpoint_spec
@@ -193,7 +193,7 @@ class Client:
             raise InvalidInput("once: each action has a name of its own; use `submit` in a loop")
         futures: list[Future] = []
 
-        def results() -> Iterator[Any]:
+        def results() -> Generator[Any, None, None]:
             try:
                 yield None  # taken below, so that the rest is cancelled if nothing is taken
                 for future in futures:
@@ -204,8 +204,12 @@ class Client:
 
         iterator = results()
         next(iterator)
-        for items in zip(*iterables, strict=False):  # if one is refused, the iterator goes
-            futures.append(self.submit(work, *items, **options))
+        try:
+            for items in zip(*iterables, strict=False):
+                futures.append(self.submit(work, *items, **options))
+        except BaseException:
+            iterator.close()  # cancels what was submitted before
+            raise
         return iterator
 
     def direct(self, *, cpus: Cpus = 1, mem: int | str = 0, gpus: int = 0, component: str = "",
