@@ -1,4 +1,6 @@
 set -euo pipefail
+again=""
+trap 'again=yes' USR1                                   # a warning that comes before `finish` can be called
 
 # ---- a script with placeholders left ends at once ---------------------------------------------------
 keys=$(sed -n 's/^#: \([a-z_]*\)[= ].*/\1/p' "$0" | tr 'a-z\n' 'A-Z|')  # the trainer may have <WORDS> of its own

@@ -1,5 +1,5 @@
 # ---- the end of the job, for any reason: leaves nothing on any node ---------------------------------
-broker="" workers=() ranks="" again="" evicted="" told_to_end=""
+broker="" workers=() ranks="" evicted="" told_to_end=""
 preempted() {           # whether Slurm has told the steps, and not this script, that it preempts the job
     local told
     told=$(SLURM_TIME_FORMAT=standard timeout 5 scontrol -o show job "$slurm_job" 2>/dev/null | sed -n 1p)
@@ -35,7 +35,7 @@ finish() {
     status=$?
     trap '' TERM INT HUP USR1
     set +e
-    if [ -n "$again" ] && [ -n "$broker" ]; then
+    if [ -n "$again" ] && [ -n "$broker" ] && [ -n "$ranks" ]; then
         kill -USR1 "$broker" 2>/dev/null                 # drains: nothing new starts, running actions may end
     fi
     if [ -n "$ranks" ] && kill -0 "$ranks" 2>/dev/null; then
@@ -51,7 +51,7 @@ finish() {
         status=$?
     elif [ -n "$ranks" ] && [ -z "$told_to_end" ] && preempted; then # Slurm had told the trainers to end
         again="" evicted=yes
-    else
+    elif [ -n "$ranks" ] || [ -z "$again" ]; then        # else the warning came before the trainers started
         again=""                                         # the trainers had ended by themselves: no further start
         if [ "$status" -eq 0 ] && [ -n "$broker" ]; then # the work is complete: the kept results can go
             tangram shutdown > /dev/null 2>&1
@@ -78,3 +78,6 @@ trap 'again=yes; exit 143' USR1                          # the time limit is nea
 trap 'told_to_end=yes; exit 143' TERM
 trap 'told_to_end=yes; exit 130' INT
 trap 'told_to_end=yes; exit 129' HUP
+if [ -n "$again" ]; then                                 # the warning has come already
+    exit 143
+fi

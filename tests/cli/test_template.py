@@ -399,6 +399,37 @@ def test_a_job_near_its_time_limit_is_requeued_up_to_requeues_times(
         assert pretence.logged()[-2:] == ["broker ended", "scontrol requeue 7"]
 
 
+@pytest.mark.parametrize("moment", ["setup", "broker"])
+def test_a_warning_before_the_trainers_start_requeues_the_job(
+        pretence: Pretence, moment: str) -> None:
+    """The time limit may be near at once, and a preemption may come at any time."""
+    warn = '(sleep 0.1; kill -USR1 "$$") & sleep 0.5'
+    text = render(load("hetjob"), {**FULL, "trainer": "echo trainer", "requeues": "1",
+                                   "setup": warn if moment == "setup" else ""})
+    if moment == "broker":
+        text = text.replace("\nbroker=$!\n", f"\nbroker=$!; {warn}\n")
+    status, out, err = pretence.run("", text)
+    assert (status, err) == (143, "")
+    assert out == "tangram: the time limit is near: start 1 of 1 follows\n"
+    assert pretence.logged()[-1] == "scontrol requeue 7"
+    assert not any("rank" in line or "drained" in line for line in pretence.logged())
+
+
+@pytest.mark.parametrize("moment", ["setup", "waiting"])
+def test_a_warning_before_a_satellites_workers_start_requeues_it(
+        pretence: Pretence, moment: str) -> None:
+    warn = '(sleep 0.1; kill -USR1 "$$") & sleep 0.5'
+    text = render(load("satellite"), {"broker": "5", "requeues": "1",
+                                      "setup": warn if moment == "setup" else ""})
+    if moment == "waiting":
+        text = text.replace("; do                          # the broker may be starting",
+                            f"; do {warn}")
+    status, out, err = pretence.run("", text)
+    assert (status, err) == (0, "")
+    assert out == "tangram: the time limit is near: start 1 of 1 follows\n"
+    assert pretence.logged() == ["scontrol requeue 7"]
+
+
 def test_each_start_of_a_requeued_job_has_its_own_log_file(pretence: Pretence) -> None:
     """The log file of the first start is kept."""
     out = pretence.folder / "tangram-7.out"
