@@ -106,7 +106,8 @@ class Template:
 
     def values(self, given: Mapping[str, str]) -> dict[str, str | None]:
         """Returns the value of each placeholder, including those that are computed from others."""
-        values = {name: given.get(name, key.default) for name, key in self.keys.items()}
+        values = {name: _text(name, given[name]) if name in given else key.default
+                  for name, key in self.keys.items()}
         if values.get("launcher", "none") != "none":  # one task a node, without MPI
             nodes_given = values.get("nodes_trainer") or values.get("nodes") or "1"
             values |= {"gateway": "off", "mpi": "none", "ranks": nodes_given}
@@ -218,7 +219,7 @@ def render(template: Template, given: Mapping[str, str]) -> str:
     for key, value in given.items():
         _check_option(template, key, value)
     _check_launcher(template, given)
-    values = template.values({key: _text(key, value) for key, value in given.items()})
+    values = template.values(given)
     lines = []
     for line in template.text.splitlines(keepends=True):
         dropped = any(values.get(k.lower()) == "" for k in _OPEN.findall(line))
@@ -281,7 +282,12 @@ def _check_quoting(key: str, value: str) -> None:
 
 
 def _text(key: str, value: str) -> str:
-    """Returns a checked value as it is written in a script."""
+    """Returns a checked value as it is written in a script.
+
+    A whole number loses its leading zeros, with which bash would read it as an octal number.
+    """
+    if (_COUNT.match(key) or key in _WHOLE) and value.isdecimal():
+        return str(int(value))
     return shlex.join(shlex.split(value)) if key in _MORE else value
 
 

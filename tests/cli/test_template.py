@@ -105,6 +105,16 @@ def test_rendering_fills_in_values_and_drops_empty_optional_lines(tmp_path: Path
         "<PARTITION_CPU>", "<PARTITION_GPU>", "<PARTITION_TRAINER>", "<TRAINER>"]
 
 
+def test_whole_numbers_are_rendered_without_leading_zeros() -> None:
+    """bash takes 090 for an octal number: the job's end failed where it counts to `warn`."""
+    text = render(load("single-node"), {"warn": "090", "cpus_lent": "08", "ranks": "02",
+                                        "requeues": "00", "cpus_per_rank": "09", "trainer": "x"})
+    assert "n < 90;" in text and "--signal=B:USR1@90" in directives(text)
+    assert "lent_cpus=8 node_ranks=3 rank_cpus=9" in text and '"$start" -lt 0 ]' in text
+    assert load("hetjob").cautions({"nodes_cpu": "01"}) == load("hetjob").cautions(
+        {"nodes_cpu": "1"}) != []
+
+
 @pytest.mark.parametrize(("given", "told"), [
     ({"partition_cpus": "x"}, "did you mean 'partition_cpu'"),
     ({"zzz": "1"}, "tangram template show hetjob"),
