@@ -104,10 +104,15 @@ class Pyslurm:
         await self._ask({"do": "cancel", "jobs": [number for number in numbers if number]})
 
     async def comment(self, job: int, text: str) -> None:
-        """Sets the Comment through pyslurm, or through Slurm's commands if the job has ended."""
+        """Sets the Comment through pyslurm, or through Slurm's commands if the job has ended.
+
+        An element of a job array also goes to the commands: pyslurm knows a job by its number
+        only, and the last element of an array has the number of the whole array.
+        """
         checked_comment(text)
-        old = comment_of(await self.query([job], ()))
-        if old is not None:
+        rows = await self._ask({"do": "query", "jobs": [job], "names": []})
+        old = comment_of(wanted([_view(row) for row in rows], [job], ()))
+        if old is not None and not any(row["element"] for row in rows):
             try:
                 await self._ask({"do": "comment", "job": job, "text": with_job_comment(old, text)})
                 return

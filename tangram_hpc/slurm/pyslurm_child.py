@@ -40,7 +40,8 @@ def _query(order: dict[str, Any]) -> list[dict[str, Any]]:
                 "state": job.state, "reason": job.state_reason, "name": job.name,
                 "partition": job.partition, "nodes": job.allocated_nodes,
                 "start_s": job.start_time, "end_s": job.end_time,
-                "restarts": job.requeue_count, "comment": job.comment})
+                "restarts": job.requeue_count, "comment": job.comment,
+                "element": job.array_id is not None})
     return found
 
 

@@ -67,6 +67,27 @@ def test_the_pyslurm_child_answers_with_the_types_of_the_port(where: Path) -> No
     ask(work)
 
 
+def test_the_comment_of_an_element_of_an_array_is_left_to_the_commands(where: Path) -> None:
+    """pyslurm would change all elements: the last one has the number of the whole array."""
+    rows = "\\037".join(["3", str(os.geteuid()), "0", "0", "RUNNING", "None", "n", "cpu", "c1", "",
+                         "", "0", "last", "3_7"]) + "\\036"
+    for name, text in (("squeue", f"printf '{rows}'"), ("scontrol", 'echo "$*" > changed')):
+        (where / name).write_text(f"#!/bin/sh\n{text}\n")
+        (where / name).chmod(0o755)
+
+    async def go() -> None:
+        adapter = Pyslurm({**environ(), "PATH": f"{where}:{os.environ['PATH']}"})
+        try:
+            await adapter.comment(3, "a=1")
+        finally:
+            await adapter.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{where}:{os.environ['PATH']}")
+        asyncio.run(go())
+    assert (where / "changed").read_text() == "update jobid=3_7 comment=last; tangram: a=1\n"
+    assert not (where / "comment").exists()
+
+
 def test_a_job_is_submitted_with_its_options(where: Path) -> None:
     script = "#!/bin/sh\n#SBATCH --partition=gpu --time=5\n#SBATCH --no-requeue\ntrue\n#SBATCH -x\n"
     order = JobOrder(script, (("partition", "cpu"), ("ntasks", "2")), (("A", "b c"),))

@@ -1,4 +1,4 @@
-"""A FAKE of pyslurm, to test the program that speaks for it where no real one fits: it knows three
+"""A FAKE of pyslurm, to test the program that speaks for it where no real one fits: it knows four
 jobs, and does what FAKE_PYSLURM says (`exit`: as without a configuration; `hang`: as with a silent
 controller; `crash`: as what segfaults). What it cannot show is whether pyslurm is as it says."""
 
@@ -48,6 +48,7 @@ class Job:
         self.name, self.partition, self.allocated_nodes = f"j{id}", "cpu", "c[1-2]"
         self.start_time, self.end_time, self.requeue_count = 100, 200, None
         self.comment = self.heterogeneous_id = self.heterogeneous_offset = None
+        self.array_id = None
         self.__dict__.update(fields)
 
     def cancel(self):
@@ -72,4 +73,5 @@ class Jobs(dict):
             raise RPCError(1800, "Unable to contact slurm controller (connect failure)")
         het = {"heterogeneous_id": 5, "name": "het"}
         return Jobs({1: Job(1, comment="grant 7"), 2: Job(2, user_id=os.geteuid() + 1),
-                     5: Job(5, **het), 6: Job(6, heterogeneous_offset=1, **het)})
+                     3: Job(3, array_id=3, comment="last"), 5: Job(5, **het),
+                     6: Job(6, heterogeneous_offset=1, **het)})
