@@ -39,6 +39,17 @@ if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then          # of this job, or of the
     fi
 fi
 
+requeue() {             # whether Slurm puts this job back; a controller that is restarted is asked again for 10 minutes
+    local said end=$((SECONDS + 600))
+    until said=$(scontrol requeue "$slurm_job" 2>&1); do  # by itself scontrol gives up after about 20 s
+        if [[ ! $said =~ contact|Unexpected|timed|standby ]] || [ "$SECONDS" -ge "$end" ]; then
+            echo "$said" >&2
+            return 1
+        fi
+        sleep 1
+    done
+}
+
 # ---- a requeued job writes a file of its own: NAME-JOB.1.out, then NAME-JOB.2.out ... ----------------
 start="${SLURM_RESTART_COUNT:-0}"
 out=$(readlink "/proc/$$/fd/1")

@@ -63,10 +63,10 @@ finish() {
     fi
     if [ -n "$again" ] && [ "$start" -lt <REQUEUES> ]; then
         echo "tangram: the time limit is near: start $((start + 1)) of <REQUEUES> follows"
-        scontrol requeue "$slurm_job" && exit "$status"
+        requeue && exit "$status"
     elif [ -n "$evicted" ]; then
         echo "tangram: Slurm preempts this job, and its trainer has ended: the job waits for its next start"
-        scontrol requeue "$slurm_job" && exit "$status" # fails if requeueing is not allowed: the job is over
+        requeue && exit "$status"                        # fails if requeueing is not allowed: the job is over
     fi
     if [ "${SLURM_HET_SIZE:-0}" -gt 1 ]; then
         drop_leftovers "$status"

@@ -409,6 +409,28 @@ def test_a_job_near_its_time_limit_is_requeued_up_to_requeues_times(
         assert pretence.logged()[-2:] == ["broker ended", "scontrol requeue 7"]
 
 
+@pytest.mark.parametrize(("said", "times", "err"), [
+    ("Unexpected message received for job 7", 2, ""),  # seen where nobody listens
+    ("slurm_requeue error: Unable to contact slurm controller (connect failure)", 2, ""),
+    ("Requested operation is presently disabled for job 7", 1,
+     "Requested operation is presently disabled for job 7\n")])
+def test_a_requeue_waits_for_a_controller_that_is_away(
+        pretence: Pretence, said: str, times: int, err: str) -> None:
+    """Slurm's own refusal is final."""
+    scontrol = pretence.folder / "bin" / "scontrol"
+    scontrol.write_text(f"""{SCONTROL}
+        if [ "$1" = requeue ] && [ "$(grep -c "^scontrol requeue" "$LOG")" -eq 1 ]; then
+            echo "{said}" >&2; exit 1
+        fi""")
+    trainer = "trap 'exit 4' TERM; echo up; while :; do sleep 0.05; done"
+    text = render(load("hetjob"), {**FULL, "trainer": trainer, "requeues": "1"})
+    child = pretence.start("", text)
+    assert child.stdout is not None and child.stdout.readline() == "up\n"
+    child.send_signal(signal.SIGUSR1)
+    assert child.communicate(timeout=60)[1] == err and child.returncode == 4
+    assert pretence.logged().count("scontrol requeue 7") == times
+
+
 @pytest.mark.parametrize("moment", ["setup", "broker"])
 def test_a_warning_before_the_trainers_start_requeues_the_job(
         pretence: Pretence, moment: str) -> None:
