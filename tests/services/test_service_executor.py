@@ -9,6 +9,7 @@ import random
 import pytest
 from helpers.service_rig import REFUSED, Rig, play
 
+from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.ports import OutOfDeviceMemory, ServiceDied
 from tangram_hpc.services.processes import node_copies
@@ -353,6 +354,43 @@ def test_a_cancelled_call_ends_at_once_and_frees_its_block_with_the_batch() -> N
         await rig.all(first, second, third)
         assert rig.values[second] == {"fake": 1} and first not in rig.values
         assert rig.ends[first].state is ActionState.CANCELLED
+    play(scene)
+
+
+def test_calls_that_are_cut_short_share_the_time_of_their_batch() -> None:
+    """Else the calls of a batch that all time out count its time once each, and a cancelled call
+    has held its GPUs for nothing."""
+    async def scene(rig: Rig) -> None:
+        rig.declare("a")
+        late = [rig.call("a", n, method="hang", timeout_s=0.05) for n in range(3)]
+        await rig.all(*late)
+        assert [rig.ends[x].batch for x in late] == [3, 3, 3]
+        assert all(rig.ends[x].exec_ns >= 50_000_000 for x in late)
+        rig.may_end.clear()
+        began = len(rig.of("call"))
+        gone, stays = rig.call("a", 1), rig.call("a", 2)
+        while len(rig.of("call")) == began:
+            await rig_turn()
+        queued = rig.call("a", 3)
+        await asyncio.sleep(0.05)
+        for lease in (gone, queued):
+            rig.executor.kill(lease, ActionState.CANCELLED, "no")
+        assert rig.ends[gone].batch == 2 and rig.ends[gone].exec_ns >= 50_000_000
+        assert rig.ends[gone].setup_ns >= 0
+        assert rig.ends[queued] == Outcome(ActionState.CANCELLED, reason="no")
+        rig.may_end.set()
+        await rig.all(gone, stays)
+    play(scene)
+
+
+def test_a_call_whose_copies_died_tells_how_long_the_last_one_ran() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.call_s = 0.02
+        rig.declare("a")
+        bad = rig.call("a", method="die")
+        await rig.all(bad)
+        assert rig.ends[bad].state is ActionState.FAILED
+        assert rig.ends[bad].exec_ns >= 20_000_000
     play(scene)
 
 

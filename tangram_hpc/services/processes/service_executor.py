@@ -77,6 +77,8 @@ class PendingCall:
         came_ns: When its order came (monotonic).
         setup_ns: How long its last try needed, without `restore_ns`, until its batch began, ns; -1
             before. A call that is not the first of its batch has no restore, so this set-up has it.
+        began_ns: When its batch began to run (monotonic); 0 while no batch runs with it.
+        beside: How many calls that batch has, itself included.
     """
 
     order: StartAttempt
@@ -89,6 +91,25 @@ class PendingCall:
     metered: int = 0
     came_ns: int = field(default_factory=time.monotonic_ns)
     setup_ns: int = -1
+    began_ns: int = 0
+    beside: int = 1
+
+    def begin(self, at: int, beside: int) -> None:
+        """Notes that a batch of this many calls has begun to run with it."""
+        self.began_ns, self.beside = at, beside
+
+    def requeued(self) -> None:
+        """Notes that its batch is over without an answer."""
+        self.began_ns, self.beside = 0, 1
+
+    def cut_short(self, state: ActionState, reason: str) -> Outcome:
+        """Returns the outcome of a call that ends without an answer of its own. If its batch runs,
+        the call has held its GPUs until now, and shared them with the others of the batch.
+        """
+        if not self.began_ns:
+            return Outcome(state, reason=reason)
+        return Outcome(state, exec_ns=time.monotonic_ns() - self.began_ns, reason=reason,
+                       batch=self.beside, restore_ns=self.restore_ns, setup_ns=self.setup_ns)
 
     @property
     def timeout_s(self) -> float | None:
@@ -183,7 +204,7 @@ class ServiceExecutor:
         if lease not in self._by_lease:
             return
         queue, call = self._by_lease[lease]
-        outcome = Outcome(state, reason=reason)
+        outcome = call.cut_short(state, reason)
         if call in queue.calls:
             queue.calls.remove(call)
             self._end(call, outcome)
@@ -206,7 +227,7 @@ class ServiceExecutor:
             task.cancel()
         self._copies.kill()
         for _, call in list(self._by_lease.values()):
-            self._end(call, Outcome(ActionState.CANCELLED, reason="its worker was closed"))
+            self._end(call, call.cut_short(ActionState.CANCELLED, "its worker was closed"))
 
     async def closed(self) -> None:
         """Returns when nothing of the calls and copies is left."""
@@ -272,6 +293,8 @@ class ServiceExecutor:
 
     async def _call(self, copy: ServiceCopy, batch: list[PendingCall]) -> None:
         began = time.monotonic_ns()
+        for call in batch:
+            call.begin(began, len(batch))
         limits = [call.timeout_s for call in batch if call.timeout_s is not None]
         try:
             replies = await _within(copy.backend.call([c.request for c in batch]),
@@ -317,9 +340,7 @@ class ServiceExecutor:
         for call in batch:
             limit = call.timeout_s
             if limit is not None and spent_ns >= limit * 1e9:
-                self._end(call, Outcome(ActionState.TIMEOUT, exec_ns=spent_ns,
-                                        reason=too_long(limit), restore_ns=call.restore_ns,
-                                        setup_ns=call.setup_ns))
+                self._end(call, call.cut_short(ActionState.TIMEOUT, too_long(limit)))
 
     def _requeue(self, queue: CallQueue, batch: Sequence[PendingCall], why: str,
                  blamed: bool) -> None:
@@ -336,8 +357,9 @@ class ServiceExecutor:
                 continue  # its outcome was reported
             call.deaths += blamed
             if call.deaths >= DEATHS_MAX or call.reported:
-                self._end(call, Outcome(ActionState.FAILED, reason=f"{DIED}: {why}"))
+                self._end(call, call.cut_short(ActionState.FAILED, f"{DIED}: {why}"))
             else:
+                call.requeued()
                 queue.calls.appendleft(call)
 
     def _fail(self, batch: Sequence[PendingCall], state: ActionState, why: str,
@@ -345,7 +367,8 @@ class ServiceExecutor:
         """Ends the calls that have no outcome. `pushed` is FALTERED if the service is to blame."""
         for call in batch:
             if call.order.lease in self._by_lease:
-                self._end(call, Outcome(state, reason=why, pushed=pushed))
+                outcome = call.cut_short(state, why)
+                self._end(call, msgspec.structs.replace(outcome, pushed=pushed))
 
     def _end(self, call: PendingCall, outcome: Outcome, payload: bytes | None = None) -> None:
         lease = call.order.lease
