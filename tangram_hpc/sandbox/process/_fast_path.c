@@ -761,6 +761,7 @@ int fast_path_serve(struct fast_path *path)
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);
     sigprocmask(SIG_BLOCK, &child, &before);
+    ends_of_children(); /* now, so that no later command adds a descriptor */
     int back = serve(path);
     sigprocmask(SIG_SETMASK, &before, NULL); /* later signals reach Python's handler now */
     return back;
