@@ -187,6 +187,11 @@ class RegistryImage:
                 raise
             challenge = error.headers.get("WWW-Authenticate", "")
             error.close()
+            asker = urllib.parse.urlsplit(error.geturl()).netloc
+            if asker.lower() != self._host.lower():
+                raise ImageRefused(f"image: the registry {self._name.registry} redirects to "
+                                   f"{asker}, which demands credentials; only the registry itself "
+                                   "may ask for them") from None
         self._authorization = self._authorize(challenge)
         return self._open(where, headers, self._authorization)
 

@@ -489,6 +489,31 @@ def test_a_token_is_fetched_and_stays_with_its_registry(tmp_path: Path, odd: Odd
     assert elsewhere.seen and not any("Authorization" in headers for _, headers in elsewhere.seen)
 
 
+@pytest.mark.attack("network", "keys")
+@pytest.mark.attack("repository", "keys")
+def test_a_host_of_a_redirect_cannot_ask_for_credentials(tmp_path: Path, odd: Odd) -> None:
+    """Only the registry itself may name the token service that gets the user's password."""
+    elsewhere = Odd(odd.image)
+    thread = threading.Thread(target=elsewhere.server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    odd.before = [lambda r: is_blob(r) and say(
+        r, 307, Location=f"http://{elsewhere.host}{r.path}")]
+    elsewhere.before = [lambda r: is_blob(r) and say(r, 401, WWW_Authenticate=(
+        f'Bearer realm="http://{elsewhere.host}/token",service="svc"'))]
+    (tmp_path / "auth.json").write_text(json.dumps({"auths": {odd.host: {
+        "auth": base64.b64encode(b"me:secret").decode()}}}))
+    try:
+        with pytest.raises(ImageRefused, match=f"redirects to {elsewhere.host}, which demands"):
+            get(tmp_path, f"{odd.host}/app:v1",
+                {"REGISTRY_AUTH_FILE": str(tmp_path / "auth.json")})
+    finally:
+        elsewhere.server.shutdown()
+        elsewhere.server.server_close()
+        thread.join()
+    assert [path for path, _ in elsewhere.seen] == [f"/v2/app/blobs/{digest(odd.image.config)}"]
+    assert not any("Authorization" in headers for _, headers in elsewhere.seen)
+
+
 def test_a_redirect_to_a_file_or_in_circles_ends(tmp_path: Path, odd: Odd) -> None:
     odd.before = [lambda r: is_blob(r) and say(r, 302, Location="file:///etc/passwd")]
     with pytest.raises((ImageRefused, ImageUnavailable)):
