@@ -15,7 +15,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import IO
 
 from ..domain.image_name import OCI, PATH, REGISTRY, ImageName, parse_image_name
@@ -357,8 +357,8 @@ def publish(text: str, folder: str, settings: PullSettings, environ: Mapping[str
     if name.kind != REGISTRY:
         raise ImageRefused(f"image: {text} is no image of a registry; files and folders on a "
                            "shared file system are named as they are")
-    shared = PullSettings(settings.store, settings.shares, folder, settings.insecure,
-                          settings.registries, settings.max_mib)
+    # what another shared folder has must be in this one, too: its readers may have no other
+    shared = replace(settings, shares=(), job_share=folder)
     source, registry = RegistrySource(name, shared, environ), RegistryImage(
         name, environ, settings.insecure)
     blobs = SharedBlobs(folder, True)

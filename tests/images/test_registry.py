@@ -147,6 +147,17 @@ def test_a_published_image_needs_no_registry(tmp_path: Path, plain: RunningRegis
         get(tmp_path, name, shares=(str(share),), registries=False)
 
 
+def test_a_published_folder_is_whole_beside_another_one(tmp_path: Path, plain: RunningRegistry
+                                                        ) -> None:
+    image = made("a", "b")
+    plain.push("some/site", image, "v2")
+    name = f"{plain.host}/some/site:v2"
+    old, new = str(tmp_path / "old"), str(tmp_path / "new")
+    publish(name, old, PullSettings(str(tmp_path / "login")), {})
+    publish(name, new, PullSettings(str(tmp_path / "login"), shares=(old,)), {})
+    assert get(tmp_path, name, shares=(new,), registries=False).digest == image.digest
+
+
 # ---- who one is ----
 
 
