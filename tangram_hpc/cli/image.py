@@ -66,6 +66,7 @@ def go(args: argparse.Namespace) -> int:
 
     config = load_config(os.environ, {"image_store": os.path.abspath(args.store)}
                          if args.store else None)
+    os.umask(0o022)  # other users read images, and published folders
     if args.image_verb == "publish" and not config.image_store:
         with tempfile.TemporaryDirectory() as folder:
             return _publish(args, pull_settings(config, Path(folder)))
@@ -73,7 +74,6 @@ def go(args: argparse.Namespace) -> int:
         raise InvalidInput("--store: the setting `image_store` is empty, so each worker has a "
                            "store of its own and removes it at its end; set it, or name a folder")
     settings = pull_settings(config, Path(), _job_share())
-    os.umask(0o022)
     if args.image_verb == "publish":
         return _publish(args, settings)
     if args.image_verb == "pull":

@@ -29,6 +29,7 @@ from helpers.image_rig import (
     tar_of,
 )
 
+from tangram_hpc.cli import main
 from tangram_hpc.domain.image_name import parse_image_name
 from tangram_hpc.images import registry as registry_module
 from tangram_hpc.images.credentials import find_credentials
@@ -156,6 +157,22 @@ def test_a_published_folder_is_whole_beside_another_one(tmp_path: Path, plain: R
     publish(name, old, PullSettings(str(tmp_path / "login")), {})
     publish(name, new, PullSettings(str(tmp_path / "login"), shares=(old,)), {})
     assert get(tmp_path, name, shares=(new,), registries=False).digest == image.digest
+
+
+@pytest.mark.parametrize("own_store", [False, True])
+def test_others_can_read_what_a_private_umask_publishes(
+        tmp_path: Path, plain: RunningRegistry, own_store: bool,
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    plain.push("some/site", made("a"), "v3")
+    monkeypatch.setenv("TANGRAM_IMAGE_STORE", str(tmp_path / "store") if own_store else "")
+    before = os.umask(0o077)
+    try:
+        assert main(["image", "publish", f"{plain.host}/some/site:v3", "--into",
+                     str(tmp_path / "share")]) == 0
+    finally:
+        os.umask(before)
+    for path in [tmp_path / "share", *(tmp_path / "share").rglob("*")]:
+        assert path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o644), path
 
 
 # ---- who one is ----
