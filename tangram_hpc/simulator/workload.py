@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -26,6 +26,9 @@ FORMAT = "tangram-workload/1"
 EXAMPLES = Path(__file__).resolve().parent / "examples"
 _SECOND = 10**9
 _UNITS_MAX = 10**7  # CPUs and GPUs of one kind of node; each is kept by its number
+_Seconds = Annotated[float, Field(ge=0, le=10**12)]  # far beyond any run
+_RATE_MAX = 10**9  # calls per second of an endpoint
+_Degree = Annotated[int, Field(le=1 << 16)]  # as of a client's action
 
 
 def to_ns(seconds: float) -> int:
@@ -42,8 +45,8 @@ class WorkAction(_Model):
 
     name: str
     resource: str = Field(pattern=r"^(cpu|service:.+|endpoint:.+)$")
-    work_s: float = Field(ge=0, allow_inf_nan=False)
-    degrees: tuple[int, ...] = Field(min_length=1)
+    work_s: _Seconds
+    degrees: tuple[_Degree, ...] = Field(min_length=1)
     serial: float = Field(0.0, ge=0, le=1)
     mem_mib: int = Field(0, ge=0)
     resize: bool = True
@@ -56,7 +59,7 @@ class WorkAction(_Model):
 class WorkloadTurn(_Model):
     """The policy takes `think_s` seconds; then all actions become ready at once."""
 
-    think_s: float = Field(ge=0, allow_inf_nan=False)
+    think_s: _Seconds
     actions: tuple[WorkAction, ...]
 
 
@@ -71,7 +74,7 @@ class WorkloadTrajectory(_Model):
 
     trajectory: str
     tenant: str = DEFAULT_TENANT
-    start_s: float = Field(ge=0, allow_inf_nan=False)
+    start_s: _Seconds
     session: SessionNeed = SessionNeed(mem_mib=0)
     turns: tuple[WorkloadTurn, ...]
 
@@ -92,7 +95,7 @@ class ClusterNode(_Model):
     mem_mib: int = Field(ge=0)
     gpus: int = Field(0, ge=0)
     sockets: int = Field(1, ge=1)
-    resize_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    resize_s: _Seconds = 0.0
 
     @model_validator(mode="after")
     def _can_be_listed(self) -> ClusterNode:
@@ -113,7 +116,7 @@ class ClusterService(_Model):
     """
 
     name: str
-    restore_s: float = Field(0.0, ge=0)
+    restore_s: _Seconds = 0.0
     weights_mib: int = Field(0, ge=0)
     node: str = ""
     gpus: tuple[int, ...] = ()
@@ -124,8 +127,8 @@ class ClusterEndpoint(_Model):
 
     name: str
     concurrency: int = Field(ge=1)
-    rate_per_s: float | None = Field(None, ge=1 / MICRO)
-    burst: float | None = Field(None, ge=1)
+    rate_per_s: float | None = Field(None, ge=1 / MICRO, le=_RATE_MAX)
+    burst: float | None = Field(None, ge=1, le=_RATE_MAX)
 
 
 class Cluster(_Model):
@@ -219,7 +222,7 @@ def read_workload(path: Path) -> Workload:
         InvalidInput: The file cannot be read or breaks the format; one line.
     """
     path = example(path, ".jsonl")
-    lines = [(number, text) for number, text in enumerate(_text(path).splitlines(), 1)
+    lines = [(number, text) for number, text in enumerate(_text(path).split("\n"), 1)
              if text.strip()]
     head = _json(lines[0][1], f"{path} line {lines[0][0]}") if lines else None
     if not isinstance(head, dict) or head.get("format") != FORMAT:

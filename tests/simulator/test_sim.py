@@ -207,6 +207,12 @@ def test_tangram_sim_prints_figures_as_json_and_text(capsys: pytest.CaptureFixtu
      '"resource": "disk", "work_s": 1, "degrees": [1]}]}]}', r"turns.0.actions.0.resource"),
     ('{"trajectory": "a", "start_s": 0, "turns": [{"think_s": 0, "actions": [{"name": "x", '
      '"resource": "cpu", "work_s": 1, "degrees": [2, 1]}]}]}', "degrees: .*ascending"),
+    ('{"trajectory": "a", "start_s": 1e300, "turns": []}', "line 2: start_s: .*less than"),
+    ('{"trajectory": "a", "start_s": 0, "turns": [{"think_s": 0, "actions": [{"name": "x", '
+     '"resource": "cpu", "work_s": 1e300, "degrees": [1]}]}]}', "work_s: .*less than"),
+    ('{"trajectory": "a", "start_s": 0, "turns": [{"think_s": 0, "actions": [{"name": "x", '
+     '"resource": "cpu", "work_s": 1, "degrees": [1, 10000000000000]}]}]}',
+     "degrees.1: .*less than"),
     ("{", "line 2: .*JSON")])
 def test_a_wrong_workload_is_refused_in_one_line(line: str, told: str, tmp_path: Path) -> None:
     path = tmp_path / "w.jsonl"
@@ -225,6 +231,26 @@ def test_a_cluster_that_is_too_large_is_refused_in_one_line(more: dict[str, int]
     with pytest.raises(InvalidInput, match=r"cluster\.json: nodes\.0") as refused:
         read_cluster(path)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("more", [
+    '"services": [{"name": "s", "restore_s": 1e300}]', '"services": [{"name": "s", "restore_s": '
+    '1e999}]', '"endpoints": [{"name": "e", "concurrency": 1, "rate_per_s": 1e999}]',
+    '"endpoints": [{"name": "e", "concurrency": 1, "burst": 1e999}]'])
+def test_a_cluster_with_numbers_without_end_is_refused_in_one_line(more: str, tmp_path: Path
+                                                                   ) -> None:
+    path = tmp_path / "cluster.json"
+    path.write_text('{"nodes": [{"name": "n", "cpus": 1, "mem_mib": 0}], ' + more + "}")
+    with pytest.raises(InvalidInput, match=r"cluster\.json: (services|endpoints)\.0\.") as refused:
+        read_cluster(path)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_name_may_hold_what_other_formats_take_for_the_end_of_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "w.jsonl"
+    path.write_text('{"format": "tangram-workload/1", "name": "w"}\n'
+                    '{"trajectory": "a\u2028b\x85", "start_s": 0, "turns": []}\r\n')
+    assert [t.trajectory for t in read_workload(path).trajectories] == ["a\u2028b\x85"]
 
 
 def test_other_wrong_simulator_input_is_refused_in_one_line(tmp_path: Path) -> None:
