@@ -14,6 +14,8 @@ from .helpers.progress_bar import ProgressBar
 if TYPE_CHECKING:
     from ..simulator.message_world import Failure
 
+_LATENCY_MAX_US = 60_000_000  # over slower links no action would ever end
+
 
 def add(verbs: Any) -> None:
     """Adds this verb to the command line."""
@@ -59,20 +61,25 @@ def _failure(text: str) -> Failure:
     node, _, times = text.partition("@")
     at, _, back = times.partition("+")
     try:
-        return Failure(node, round(float(at) * 1e9), round(float(back or 0) * 1e9))
+        failure = Failure(node, round(float(at) * 1e9), round(float(back or 0) * 1e9))
     except (ValueError, OverflowError):
-        raise InvalidInput(f"--fail {text!r}: must be NODE@SECONDS or NODE@SECONDS+SECONDS"
-                           ) from None
+        failure = None
+    if failure is None or failure.at_ns < 0 or failure.back_ns < 0:
+        raise InvalidInput(f"--fail {text!r}: must be NODE@SECONDS or NODE@SECONDS+SECONDS")
+    return failure
 
 
 def go(args: argparse.Namespace) -> int:
     """Simulates the workload and prints its metrics; returns the exit status."""
+    from ..errors import InvalidInput
     from ..scheduler.placement.placers.placer_registry import make_placer
     from ..simulator.simulate import simulate
     from ..simulator.workload import read_cluster, read_workload
 
     if args.elastic is not None:
         return _three_ways(args)
+    if args.latency_us is not None and not 0 <= args.latency_us <= _LATENCY_MAX_US:
+        raise InvalidInput(f"--latency-us {args.latency_us}: must be from 0 to {_LATENCY_MAX_US}")
     work = read_workload(args.workload)
     total = len(work.trajectories)
     with ProgressBar("sim: trajectories", total) as progress:

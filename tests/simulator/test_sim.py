@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -251,6 +252,20 @@ def test_a_name_may_hold_what_other_formats_take_for_the_end_of_a_line(tmp_path:
     path.write_text('{"format": "tangram-workload/1", "name": "w"}\n'
                     '{"trajectory": "a\u2028b\x85", "start_s": 0, "turns": []}\r\n')
     assert [t.trajectory for t in read_workload(path).trajectories] == ["a\u2028b\x85"]
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    (["--fail", "n@-5"], "--fail 'n@-5': must be NODE@SECONDS"),
+    (["--fail", "n@1+-2"], r"--fail 'n@1\+-2': must be NODE@SECONDS"),
+    (["--fail", "n@nan"], "--fail 'n@nan': must be NODE@SECONDS"),
+    (["--latency-us", "-5"], "--latency-us -5: must be from 0 to 60000000"),
+    (["--latency-us", "1" * 30], "--latency-us 1+: must be from 0 to 60000000")])
+def test_wrong_options_of_tangram_sim_are_refused_in_one_line(
+        words: list[str], told: str, capsys: pytest.CaptureFixture) -> None:
+    files = [str(EXAMPLES / "mixed-24.jsonl"), "--cluster", str(EXAMPLES / "cluster-24.json")]
+    assert main(["sim", *files, "--policy", "fcfs:4", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and re.search(told, error), error
 
 
 def test_other_wrong_simulator_input_is_refused_in_one_line(tmp_path: Path) -> None:
