@@ -5,6 +5,8 @@ one more waits with the reason until another closes.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -69,6 +71,8 @@ def waits_for(cluster: LocalCluster, session: Session, reason: str) -> None:
 
 
 def many(count: int, actions: int, kib_each: int, home: Path) -> None:
+    # the server from which the tests start Python processes comes with the first of them
+    subprocess.run([sys.executable, "-m", "tangram_hpc", "--version"], check=True)
     before = set(process_tree.descendants(os.getpid()))
     with LocalCluster(cpus=2, mem_mib=MEM_MIB * count, warm=0, home=home) as cluster:
         sessions = [cluster.session(mem=MEM_MIB) for _ in range(count)]

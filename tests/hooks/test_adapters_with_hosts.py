@@ -192,7 +192,8 @@ def test_rewards_are_those_of_verls_sandbox_fusion_path(verl: Path, tmp_path: Pa
         assert http is not None
         url = f"{http.url.replace('://', f'://user:{http.key}@')}/run_code"
         told = run(verl, "-c", SAME, url, cluster=cluster)
-    assert told.strip().splitlines()[-1] == "20 []", told
+    count, _, different = told.strip().splitlines()[-1].partition(" ")
+    assert int(count) >= 20 and different == "[]", told
 
 
 # ---- OpenEnv ------------------------------------------------------------------------------------

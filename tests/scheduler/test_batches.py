@@ -220,6 +220,28 @@ def test_what_a_call_adds_to_a_batch_is_learned(added: int) -> None:
     assert work_ns == pytest.approx(S, rel=0.2), "the work is that of a call alone"
 
 
+@pytest.mark.parametrize(("state", "exec_ns"), [
+    (ActionState.CANCELLED, 0), (ActionState.CANCELLED, 50 * S), (ActionState.NODE_FAIL, 0),
+    (ActionState.FAILED, 0)])
+def test_calls_that_were_ended_from_outside_teach_nothing_of_run_times(
+        state: ActionState, exec_ns: int) -> None:
+    w = world(services="a")
+    for _ in range(20):
+        one = call(w, "a")
+        w.plan()
+        w.now += S
+        end(w, one, exec_ns=S)
+    (kind,) = w.ledger.demand.kinds.values()
+    known = kind.alone_ns
+    assert known == pytest.approx(S, rel=0.2)
+    for _ in range(20):
+        one = call(w, "a")
+        w.plan()
+        w.now += max(S, exec_ns)
+        end(w, one, exec_ns=exec_ns, state=state)
+    assert kind.alone_ns == known
+
+
 def test_the_share_of_a_call_in_a_batch_and_its_time_alone_agree() -> None:
     demand = Demand()
     for batch in (1, 2, 8):

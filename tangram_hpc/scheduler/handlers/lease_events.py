@@ -15,6 +15,7 @@ from ...domain import event as ev
 from ...domain.action import Action, Kind
 from ...domain.decision import Decision, ReplyToClient, ResizeLease, StartLease
 from ...domain.ids import client_of
+from ...domain.outcome import Outcome
 from ...domain.retry import is_retried, is_sent_back
 from ...domain.service import endpoint_of, service_of
 from ...domain.states import ENDED_BY_ITSELF, ActionState, LeaseState, SessionState
@@ -124,7 +125,7 @@ def on_lease_finished(state: SchedulerState, event: ev.LeaseFinished) -> list[De
     begun = lease.begun
     spans = lease.work_spans(event.at, outcome.exec_ns, entry.submitted_at)
     if service_of(lease.key):
-        spans = _alone(ledger, lease, entry.action, outcome.batch, spans)
+        spans = _alone(ledger, lease, entry.action, outcome, spans)
     forced = entry.forced_outcome is not None
     sent_back = not forced and is_sent_back(entry.action, outcome)
     if entry.action.kind is not Kind.BACKGROUND:
@@ -153,17 +154,18 @@ def on_lease_finished(state: SchedulerState, event: ev.LeaseFinished) -> list[De
     return end_action(state, entry, event.at, _reply(entry, lease, began_at, event))
 
 
-def _alone(ledger: Ledger, lease: LeaseEntry, action: Action, batch: int,
+def _alone(ledger: Ledger, lease: LeaseEntry, action: Action, outcome: Outcome,
            spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Returns the spans that a service's call would have had alone, and learns from them what calls
-    add to a batch.
+    add to a batch. A call that was ended from outside, perhaps before it ran, tells nothing.
     """
     demand, kind = ledger.demand, (service_of(lease.key), action.degrees)
     if kind not in demand.kinds:  # what only a worker takes for a call
         return spans
-    found = [(units, demand.alone(kind[0], batch, ns)) for units, ns in spans]
-    for units, ns in spans:
-        demand.ran(kind, batch, ns, units)
+    found = [(units, demand.alone(kind[0], outcome.batch, ns)) for units, ns in spans]
+    if outcome.state in ENDED_BY_ITSELF and outcome.exec_ns:
+        for units, ns in spans:
+            demand.ran(kind, outcome.batch, ns, units)
     return found
 
 
