@@ -3,7 +3,7 @@ again=""
 trap 'again=yes' USR1                                   # a warning that comes before `finish` can be called
 
 # ---- a script with placeholders left ends at once ---------------------------------------------------
-keys=$(sed -n 's/^#: \([a-z_]*\)[= ].*/\1/p' "$0" | tr 'a-z\n' 'A-Z|')  # the trainer may have <WORDS> of its own
+keys=$(sed -n 's/^#: \([a-z_]*\)[= ].*/\1/p' "$0" | tr 'a-z\n' 'A-Z|')  # a trainer may use other words in such brackets
 left=$(grep -v '^#[: ]' "$0" | grep -Eo "<(${keys:-[A-Z][A-Z_]+|}TASKS_TRAINER|TASKS_NODE|RANKS_NODE|CPUS_NODE)>" | sort -u |
     tr '\n' ' ') || true
 if [ -n "$left" ]; then

@@ -31,17 +31,17 @@ class GnuParallel(Peer):
              "mixed": "a job cannot ask for a number of cores", "sandboxed": "it has no sandboxes"}
 
     def start(self) -> None:
-        """Nothing stands."""
+        """Does nothing: no service runs between the bursts."""
 
     def stop(self) -> None:
-        """Nothing stands."""
+        """Does nothing: no service runs between the bursts."""
 
     def first(self) -> None:
-        """One program."""
+        """Runs one program."""
         self.commands(1)
 
     def commands(self, count: int) -> None:
-        """`-n0`: the lines only count."""
+        """Runs `parallel -n0`, which starts a program for each line and passes no line on."""
         subprocess.run(["parallel", "--will-cite", "-j", str(self.cores), "-n0", work.TRUE],
                        input="\n" * count, text=True, check=True, capture_output=True)
 
@@ -60,7 +60,7 @@ class Srun(Peer):
 
     @classmethod
     def command(cls, argv: list[str], cores: int) -> list[str]:
-        """An allocation around it."""
+        """Returns the command line with an allocation around it."""
         return ["salloc", "-Q", "-N1", "-n1", f"-c{cores}", "-t10", *argv]
 
     def start(self) -> None:
@@ -72,7 +72,7 @@ class Srun(Peer):
         self.threads.shutdown()
 
     def first(self) -> None:
-        """One program."""
+        """Runs one program."""
         self._step(1, [work.TRUE])
 
     def commands(self, count: int) -> None:
@@ -92,14 +92,14 @@ class Srun(Peer):
 class PlainChildren(Peer):
     """No system at all: this process starts each program as its child, in the order of arrival,
     where one that needs more cores than are free lets others pass. Nothing is sent, isolated or
-    kept. So it is what starting and ending programs costs on this machine, and no peer."""
+    kept. So its figure is what programs cost on this machine without any system. It is no peer."""
 
     name = "plain children"
     schedules = False
     measured = ("mixed",)
 
     def start(self) -> None:
-        """The end of a child wakes `select`."""
+        """Lets the end of a child wake `select`."""
         self.ends, write = os.pipe()
         for end in (self.ends, write):
             os.set_blocking(end, False)
@@ -107,10 +107,10 @@ class PlainChildren(Peer):
         signal.set_wakeup_fd(write)
 
     def stop(self) -> None:
-        """Nothing stands."""
+        """Does nothing: no service runs between the bursts."""
 
     def first(self) -> None:
-        """One program."""
+        """Runs one program."""
         os.waitpid(os.posix_spawn(work.TRUE, [work.TRUE], {}), 0)
 
     def mixed(self, tasks: Sequence[Task]) -> list[float]:

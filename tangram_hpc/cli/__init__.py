@@ -176,7 +176,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         if isinstance(error, PermissionError) and error.filename:
             print(f"tangram: error: {printable(str(error.filename))}: {error.strerror}; ask its "
-                  "owner, or set TANGRAM_HOME to a folder of your own", file=sys.stderr)
+                  "owner, or name a place of your own (for jobs by TANGRAM_HOME)",
+                  file=sys.stderr)
             return 2
         if error.errno not in _FAILED_WRITE:
             raise

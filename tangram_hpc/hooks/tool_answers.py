@@ -37,7 +37,8 @@ def answer_text(result: ExecResult, timeout_s: float | None = None, longest: int
 
 def shortened(text: str, longest: int, cut: int = 0) -> str:
     """Leaves out the middle of a text that is longer than `longest` characters. `cut` is how many
-    characters of it were dropped before, and is told together with those that are left out here.
+    bytes of it the sandbox has dropped before; they are told as characters, with those that are
+    left out here.
     """
     if len(text) <= longest:
         return f"{text}\n[{cut} characters left out]" if cut else text

@@ -103,7 +103,9 @@ class SandboxEnvironment:
             options: other arguments of `Session.exec`.
         """
         limit = self.timeout_s if timeout is None else timeout
-        result = self.session.exec(command, timeout=limit, **{"keep": "both", **options}).result()
+        if "on_output" not in options:  # of streamed output only the beginning can be kept
+            options.setdefault("keep", "both")
+        result = self.session.exec(command, timeout=limit, **options).result()
         return answer_text(result, limit, self.answer_max)
 
 

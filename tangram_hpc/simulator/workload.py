@@ -28,7 +28,7 @@ _SECOND = 10**9
 _UNITS_MAX = 10**7  # CPUs and GPUs of one kind of node; each is kept by its number
 _Seconds = Annotated[float, Field(ge=0, le=10**12)]  # far beyond any run
 _RATE_MAX = 10**9  # calls per second of an endpoint
-_Degree = Annotated[int, Field(le=1 << 16)]  # as of a client's action
+_Degree = Annotated[int, Field(le=1 << 16)]  # the bound of a client's action, too
 
 
 def to_ns(seconds: float) -> int:

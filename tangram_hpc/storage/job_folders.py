@@ -107,7 +107,7 @@ def closed_folders(home: Path) -> dict[Path, str]:
         try:
             about = folder.lstat()
             if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid():
-                for name in os.listdir(folder)[:1]:
+                for name in os.listdir(folder)[:1]:  # a folder may be readable and yet closed
                     os.lstat(folder / name)
         except FileNotFoundError:
             continue  # it was removed at this moment

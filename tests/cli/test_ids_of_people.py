@@ -111,7 +111,7 @@ def test_tangram_acct_accepts_several_job_ids(cluster: LocalCluster, tmp_path: P
 @pytest.mark.parametrize(("words", "said"), [
     (("acct", "-j", "209_1"), "sacct -X -n -j 209_1 -o JobIDRaw"),
     (("acct", "-j", ""), "'' names no job"), (("acct", "-j", ","), "',' names no job"),
-    (("shutdown", "-j", ""), "'' names no job"),
+    (("shutdown", "-j", ""), "'' names no job"), (("shutdown", "-j", " "), "' ' names no job"),
     (("info", "-j", "209_[1-4]"), "is a task of a job array"),
     (("explain", "seventeen"), "write CLIENT.NUMBER"),
     (("acct", "--jbos", "4711"), "unrecognized arguments: --jbos"),

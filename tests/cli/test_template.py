@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -41,9 +42,20 @@ def tangram(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_placeholder_has_a_key_and_every_key_is_used(name: str) -> None:
     template = load(name)
-    used = {p[1:-1].lower() for p in left_open(template.text)} - COMPUTED
+    live = [line for line in template.text.splitlines()
+            if not line.startswith("#") or line.startswith("#SBATCH")]
+    found = {word.lower() for line in live for word in re.findall("<([A-Z][A-Z_]+)>", line)}
+    used = found - COMPUTED
     assert used == set(template.keys) - {"ranks", "nodes_trainer"} | (used & {"nodes_trainer"})
     assert template.about and "#+" not in template.text
+    assert {p[1:-1].lower() for p in left_open(template.text)} == found, "a raw one does not pass"
+
+
+def test_what_is_computed_from_keys_is_a_placeholder_for_render_and_for_the_script() -> None:
+    computed = {each for name in NAMES for each in load(name).values({}).keys() - load(name).keys}
+    assert computed == COMPUTED
+    script = (REPO / "sbatch_templates" / "_begin.sh").read_text()
+    assert "|".join(["TASKS_TRAINER", "TASKS_NODE", "RANKS_NODE", "CPUS_NODE"]) in script
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -55,6 +55,24 @@ class TestTrl(AdapterBehaviours):
         trajectory.session.close()
 
 
+def test_a_tool_may_stream_the_output_of_its_command(cluster: LocalCluster) -> None:
+    """Of an output that is not streamed, both ends are kept for the answer."""
+    class Streaming(SandboxEnvironment):
+        def say(self, line: str) -> str:
+            return self._run(line, on_output=lambda stream, data: seen.append(data))
+
+        def both(self, line: str) -> str:
+            return self._run(line, output_max=100)
+
+    seen: list[bytes] = []
+    environment = Streaming()
+    environment.reset(prompt="a task")
+    assert environment.say("echo streamed") == "", "its output went to on_output"
+    assert b"".join(seen) == b"streamed\n"
+    assert "999" in environment.both("seq 999")
+    release_environments([environment])
+
+
 def test_a_reset_and_the_end_of_an_environment_close_its_session(cluster: LocalCluster) -> None:
     environment = Shell()
     # TRL makes one more environment, of which it only reads the tools

@@ -51,26 +51,24 @@ class ImportReport:
     Attributes:
         read: jobs that were read.
         unchanged: jobs that were as the books have them.
-        failed: jobs that could not be read.
         rows: rows of actions that were written.
-        lost: the names of the jobs that could not be read.
+        lost: the names of the jobs that could not be read, one for each folder.
     """
 
     read: int = 0
     unchanged: int = 0
-    failed: int = 0
     rows: int = 0
-    lost: set[str] = field(default_factory=set)
+    lost: list[str] = field(default_factory=list)
+
+    @property
+    def failed(self) -> int:
+        """How many jobs could not be read."""
+        return len(self.lost)
 
     def to_json(self) -> dict[str, int]:
-        """Returns the counts."""
+        """Returns the counts by their names."""
         return {"read": self.read, "unchanged": self.unchanged, "failed": self.failed,
                 "rows": self.rows}
-
-    def fail(self, folder: Path) -> None:
-        """Counts a job that could not be read."""
-        self.failed += 1
-        self.lost.add(_name(folder))
 
 
 # Takes folders of jobs, and returns what Slurm's accounting says of them (`accounted_spans`).
@@ -97,7 +95,7 @@ def import_jobs(books: Books, home: Path, now_ns: int, say: Callable[[str], None
     """
     report, marks, changed = ImportReport(), _marks(books), list[tuple[Path, bool, str]]()
     for folder, why_closed in closed_folders(home).items():
-        report.fail(folder)
+        report.lost.append(_name(folder))
         say(f"job {folder.name}: its folder {folder} cannot be read ({why_closed}). The books keep "
             "what they have of it")
     for folder in _folders(home):
@@ -118,7 +116,8 @@ def import_jobs(books: Books, home: Path, now_ns: int, say: Callable[[str], None
             rows = _import_job(books, folder, "" if spans is None else mark, served, now_ns,
                                spans or ())
         except (InvalidInput, ValueRefused, LookupError, AssertionError) as error:
-            report.fail(folder)  # events of a repaired journal may lack those they build on
+            report.lost.append(_name(folder))
+            # events of a repaired journal may lack those they build on
             why = error if isinstance(error, InvalidInput | ValueRefused) else (
                 f"job {folder.name}: the events of its journal do not fit together ({error!r})")
             say(f"{why}. The books keep what they have of job {folder.name}")

@@ -59,10 +59,10 @@ def jobs(text: str) -> list[Named]:
 
 
 def given_job(text: str) -> str:
-    """Parses the id of a job for an option that must not be empty, such as that of a verb which
-    ends a job: a shell variable that is not set would mean the default job.
+    """Parses the id of one job, as `job` does, for an option that must not be empty, such as that
+    of a verb which ends a job: a shell variable that is not set would mean the default job.
     """
-    return jobs(text)[0].job
+    return job(text) if text.strip() else jobs(text)[0].job
 
 
 def named_job(text: str) -> Named:

@@ -3,9 +3,10 @@
  *
  * It knows only what Python has told it. An order is plain when everything but its lease and its
  * argv equals, byte for byte, an order that Python has served before. Anything else goes back to
- * Python, and so does a command that is not over at once: either as bytes that nobody has acted on,
- * or as a running command that Python takes over. Nothing of one command is kept for the next. Where
- * an action has no session and left files, Python removes them before the next order is read.
+ * Python as bytes that nobody has acted on. A command goes to Python while it runs, if it takes long
+ * or if Python has something to do for it (`wait_longer`). Nothing of one command is kept for the
+ * next. Where an action has no session and left files, Python removes them before the next order is
+ * read.
  *
  * It has no feature and leaves out no check that Python's way (`init.py`, `command.py`) does not.
  * Where it was not built, Python serves everything.
@@ -16,6 +17,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -518,13 +520,11 @@ static int wait_soon(struct fast_path *path)
 /* The most memory in KiB that a process has had; 0 when it is gone. */
 static long high_water_kib(const char *pid)
 {
-    char name[32] = "/proc/", text[4096];
+    char name[32], text[4096];
     const char *line;
     ssize_t got = 0;
     int file;
-    if (strlen(pid) > 16)
-        return 0;
-    strcat(strcat(name, pid), "/status");
+    snprintf(name, sizeof name, "/proc/%.16s/status", pid);
     file = open(name, O_RDONLY | O_CLOEXEC);
     if (file >= 0) {
         got = read(file, text, sizeof text - 1);
@@ -549,7 +549,7 @@ static int looked_at(const struct fast_path *path, const char *name)
 /* Notes the memory of the command's processes, as the kernel's own figure may be hidden (`hides`). */
 static void look(struct fast_path *path)
 {
-    char pid[16] = "";
+    char pid[16];
     most_kib = 0;
     if (path->gone >= 0) {
         int proc = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -557,10 +557,8 @@ static void look(struct fast_path *path)
         if (proc >= 0)
             close(proc);
     } else {
-        char *at = pid + sizeof pid - 1;
-        for (int32_t rest = path->pid; rest > 0; rest /= 10)
-            *--at = (char)('0' + rest % 10);
-        most_kib = high_water_kib(at);
+        snprintf(pid, sizeof pid, "%d", (int)path->pid);
+        most_kib = high_water_kib(pid);
     }
     if (most_kib > path->maxrss_kib)
         path->maxrss_kib = most_kib;

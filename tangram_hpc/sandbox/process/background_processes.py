@@ -1,4 +1,5 @@
-"""What a session's processes that outlived their action may do until its next action.
+"""What a session's processes that outlived their action may do until its next action, and where
+their output goes.
 
 With "stop" they are stopped and cost nothing. With "share" they run for a twentieth of the time,
 SHARE_NS out of every 20 SHARE_NS, on the cores of the session's last action. With "run" they get
