@@ -10,21 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from ..domain.allocation import AllocPolicy, SatelliteShape
 from ..errors import InvalidInput
 from .first_error import first_error
+from .settings_table import SettingsTable
 
 _WORD = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 _S = 10**9
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Satellite(_Model):
+class Satellite(SettingsTable):
     """One entry of `[[elastic.satellites]]`: a kind of satellite. Preferred kinds come first."""
 
     name: str = Field(pattern=_WORD, description="name of this kind, which no other kind has")
@@ -45,7 +42,7 @@ class Satellite(_Model):
                            description="component that the satellite's workers join")
 
 
-class ElasticSettings(_Model):
+class ElasticSettings(SettingsTable):
     """The fields of the table `[elastic]`. Nothing is requested while `max_nodes` is 0."""
 
     max_nodes: int = Field(0, ge=0, le=4096, description="largest number of satellite nodes at the "

@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field, field_validator
 
 from ..domain.service import MICRO, EndpointSpec
 from ..errors import InvalidInput
 from .first_error import checked_table
+from .settings_table import SettingsTable
 
 
-class Quota(BaseModel):
+class Quota(SettingsTable):
     """The limits that the owner of an API sets for its callers."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     concurrency: int = Field(64, ge=1, le=1 << 20, description="calls in flight at the same time")
     rate: float = Field(0.0, ge=0, le=1e6, description="calls per second; 0: no limit")
@@ -28,6 +27,14 @@ class Quota(BaseModel):
     jitter_ms: float = Field(50.0, ge=0, le=10000,
                              description="by how many ms the delays of two calls on their way to "
                                          "the endpoint may differ")
+
+    @field_validator("rate")
+    @classmethod
+    def _counted_rate(cls, value: float) -> float:
+        """Refuses a rate that the scheduler, which counts millionths, would take for no limit."""
+        if value and round(value * MICRO) == 0:
+            raise ValueError(f"must be 0 for no limit, or at least {1 / MICRO:g}")
+        return value
 
     def bucket(self) -> float:
         """Returns the capacity of the token bucket, in tokens; at least one.

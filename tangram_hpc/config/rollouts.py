@@ -11,19 +11,18 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from ..domain.rollouts import STEP_NS_MAX as _STEP_NS
 from ..domain.rollouts import TOKEN_NS_MAX as _TOKEN_NS
 from ..domain.rollouts import RolloutService, RolloutsSpec, wrong_number
 from ..errors import InvalidInput
 from .first_error import checked_table
+from .settings_table import SettingsTable
 
 
-class Bucket(BaseModel):
+class Bucket(SettingsTable):
     """Services of one kind, for trajectories that have at most `upto` tokens left."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     services: tuple[str, ...] = Field(min_length=1, description="names of the services; each is "
                                                                 "one instance")
@@ -52,10 +51,8 @@ class Bucket(BaseModel):
         return (value,) if isinstance(value, str) else value
 
 
-class RolloutPoolSettings(BaseModel):
+class RolloutPoolSettings(SettingsTable):
     """The fields of a rollout pool. Its costs need to be right only relative to each other."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     buckets: tuple[Bucket, ...] = Field(min_length=1, description="the buckets, in ascending order "
                                                                   "of `upto`")

@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from ..domain.service import BLOCK_SIZES, ServiceSpec
 from ..errors import InvalidInput
 from .first_error import describe_first_error
+from .settings_table import SettingsTable
 
 
-class Service(BaseModel):
+class Service(SettingsTable):
     """The fields that all services have."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     degrees: tuple[int, ...] = Field((1,), min_length=1,
                                      description="sizes of the GPU blocks on which it can run")

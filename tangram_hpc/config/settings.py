@@ -27,20 +27,14 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import parse_qsl
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import Field, ValidationError, field_validator
 
 from ..errors import InvalidInput
 from ..scheduler.placement.placers.placer_name import NAMES as PLACERS
 from ..scheduler.placement.placers.placer_name import TAIL_MAX, parse_placer_name
 from .first_error import first_error
 from .ownership import read_trusted
+from .settings_table import SettingsTable
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -53,11 +47,9 @@ SITE_FILE = Path("/etc/tangram") / FILE
 _KIND = "config file"
 
 
-class Config(BaseModel):
+class Config(SettingsTable):
     """All settings, with their defaults and bounds. Names of seconds end in `_s`, of MiB in `_mib`.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     placer: str = Field("elastic", description=f"one of {', '.join(PLACERS)}; elastic:TAIL with "
                                               "TAIL from 0, for the least mean completion time, to "
@@ -191,15 +183,6 @@ class Config(BaseModel):
                         "tenants.py")
     planner: dict[str, Any] = Field(
         {}, description="table [planner] of `tangram plan`, see config/planner/planner_settings.py")
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_truth_as_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuses `cpus = true`, which pydantic takes for 1."""
-        kind = cls.model_fields[info.field_name or ""].annotation
-        if isinstance(value, bool) and kind in (int, float):
-            raise ValueError("must be a number")
-        return value
 
     @field_validator("ports")
     @classmethod

@@ -11,20 +11,19 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from ..domain.tenant import TENANT_NAME, TENANT_NAME_SAID, TenantSpec
 from ..errors import InvalidInput
 from .first_error import checked_table
+from .settings_table import SettingsTable
 
 _TRES = re.compile(r"(cpu|gres/gpu|mem|endpoint/[^\s,=]+)=(\d{1,12})([KMGT]?)")
 _MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1 << 10, "T": 1 << 20}  # as Slurm: mem is in MiB
 
 
-class Tenant(BaseModel):
+class Tenant(SettingsTable):
     """The fields of a tenant."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     shares: int = Field(1, ge=1, le=1_000_000,
                         description="part of contended units, relative to other tenants' shares")

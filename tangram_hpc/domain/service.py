@@ -89,10 +89,15 @@ class EndpointSpec(msgspec.Struct, frozen=True, array_like=True):
 
 def pushed_by(failure: BaseException) -> tuple[int, int]:
     """Returns the values of `Outcome.pushed` and `Outcome.retry_after_ns` for a call's exception.
+
+    A `retry_after` that a user's code has set to what is no number counts as 0.
     """
     if not isinstance(failure, Throttled | Transient):
         return 0, 0
-    wait_ns = round(min(max(0.0, failure.retry_after), 86_400.0) * 1e9)
+    try:
+        wait_ns = round(min(max(0.0, float(failure.retry_after)), 86_400.0) * 1e9)
+    except (TypeError, ValueError):
+        wait_ns = 0
     return (THROTTLED if isinstance(failure, Throttled) or wait_ns else FALTERED), wait_ns
 
 

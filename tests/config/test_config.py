@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import inf
 from pathlib import Path
 
 import pytest
 
 from tangram_hpc.app.worker import node_spec, pull_settings, sandbox_settings
+from tangram_hpc.config.allocations import elastic
+from tangram_hpc.config.services import service_spec
 from tangram_hpc.config.settings import load_config
+from tangram_hpc.config.tenants import tenant_spec
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.images.pull import PullSettings
 from tangram_hpc.ports import SandboxSettings
@@ -53,6 +58,19 @@ def test_a_wrong_setting_is_refused_in_one_line(
     with pytest.raises(InvalidInput, match=told) as error:
         load_config({**environ, "TANGRAM_CONFIG": str(file)})
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("check", "told"), [
+    (lambda: elastic({"max_nodes": True}), r"elastic.max_nodes`: must be a number"),
+    (lambda: tenant_spec("a", {"shares": True}), "tenant a: shares: must be a number"),
+    (lambda: service_spec("rm", {"backend": "fake", "batch": True}), "batch: must be a number"),
+    (lambda: service_spec("rm", {"backend": "fake", "wake_s": inf}), "wake_s.*finite"),
+    (lambda: service_spec("rm", {"backend": "fake", "restore_s": inf}), "restore_s.*finite"),
+])
+def test_a_table_takes_numbers_that_can_be_computed_with(
+        check: Callable[[], object], told: str) -> None:
+    with pytest.raises(InvalidInput, match=told):
+        check()
 
 
 def test_lists_come_from_the_environment_as_text(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.outcome import Outcome
-from tangram_hpc.domain.service import FALTERED, MICRO, THROTTLED, EndpointSpec
+from tangram_hpc.domain.service import FALTERED, MICRO, THROTTLED, EndpointSpec, pushed_by
 from tangram_hpc.domain.states import ENDED, ActionState
-from tangram_hpc.errors import InvalidInput
+from tangram_hpc.errors import InvalidInput, Throttled
 from tangram_hpc.scheduler.policy.admission import refusal
 from tangram_hpc.scheduler.policy.declarations import declaration_of_endpoint
 from tangram_hpc.scheduler.policy.lease_reports import reported_by_client
@@ -283,10 +283,19 @@ def test_an_infeasible_grant_or_a_changed_endpoint_in_use_is_refused_in_one_line
 
 @pytest.mark.parametrize(("fields", "told"), [
     ({"concurrency": 0}, "concurrency"), ({"rate": -1}, "rate"), ({"burst": 0.5}, "burst"),
-    ({"speed": 3}, "speed"), ({"jitter_ms": "x"}, "jitter_ms"), (7, "not a table")])
+    ({"speed": 3}, "speed"), ({"jitter_ms": "x"}, "jitter_ms"), (7, "not a table"),
+    ({"concurrency": True}, "concurrency: must be a number"), ({"burst": False}, "burst"),
+    ({"rate": 4e-7}, "rate: must be 0 for no limit, or at least 1e-06")])
 def test_a_wrong_quota_names_its_field(fields, told: str) -> None:
     with pytest.raises(InvalidInput, match=rf"endpoint search: .*{told}"):
         endpoint_spec("search", fields)
+
+
+@pytest.mark.parametrize("wait", [None, "soon", float("nan"), -1.0])
+def test_a_wait_that_is_no_number_of_seconds_counts_as_none(wait) -> None:
+    failure = Throttled()
+    failure.retry_after = wait
+    assert pushed_by(failure) == (THROTTLED, 0)
 
 
 def test_the_brokers_token_bucket_is_reduced_by_the_jitter() -> None:

@@ -18,6 +18,7 @@ from ...errors import InvalidInput
 from ...libra.planner.shapes import Hardware, ModelShape, Request, Rollout, Training
 from ..first_error import describe_first_error
 from ..settings import read_toml
+from ..settings_table import SettingsTable
 
 EXAMPLES = Path(__file__).resolve().parent / "examples"
 DEGREES = (1, 2, 4, 8)
@@ -25,11 +26,7 @@ TOKENS_MOST, BATCH_MOST, PARAMS_MOST = 1 << 22, 1 << 16, 10**15  # sums stay wit
 _FileT = TypeVar("_FileT", bound=BaseModel)
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class TrainingTable(_Model):
+class TrainingTable(SettingsTable):
     """`[training]` of a model file."""
 
     batch: int = Field(ge=1, le=BATCH_MOST, description="sequences of a training step")
@@ -45,7 +42,7 @@ class TrainingTable(_Model):
     logit_chunk: int = Field(4096, ge=1)
 
 
-class RolloutTable(_Model):
+class RolloutTable(SettingsTable):
     """`[rollout]` of a model file."""
 
     degrees: tuple[int, ...] = Field(DEGREES, min_length=1)
@@ -53,7 +50,7 @@ class RolloutTable(_Model):
     kv_loss: float = Field(0.04, ge=0, lt=1)
 
 
-class LengthsTable(_Model):
+class LengthsTable(SettingsTable):
     """`[lengths]` of a model file: the lengths that the planner assumes until it has a history.
 
     Each list holds quantiles at equal distances, from the shortest request to the longest.
@@ -80,7 +77,7 @@ class LengthsTable(_Model):
                 for at in ((k + 0.5) / count for k in range(count))]
 
 
-class ModelFile(_Model):
+class ModelFile(SettingsTable):
     """The content of a model file."""
 
     name: str = Field(min_length=1)
@@ -133,7 +130,7 @@ class ModelFile(_Model):
         return Rollout(**self.rollout.model_dump())
 
 
-class HardwareFile(_Model):
+class HardwareFile(SettingsTable):
     """A whole hardware file; each rate is that of one GPU."""
 
     name: str = Field(min_length=1)
@@ -169,7 +166,7 @@ class HardwareFile(_Model):
             self.update_s)
 
 
-class _Length(_Model):
+class _Length(BaseModel):
     """A line of a history; fields that are not listed here are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -181,7 +178,7 @@ class _Length(_Model):
     turns: int = Field(1, ge=1, le=1 << 16)
 
 
-class _Measured(_Model):
+class _Measured(BaseModel):
     """A line of measured steps: the time that the plan predicted, and the time that it took."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)

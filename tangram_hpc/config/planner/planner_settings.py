@@ -9,19 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from ...errors import InvalidInput
 from ...libra.planner.calibrate import Learning
 from ...libra.planner.shapes import Search
 from ...libra.planner.trigger import Triggers
 from ..first_error import describe_first_error
+from ..settings_table import SettingsTable
 
 
-class PlannerSettings(BaseModel):
+class PlannerSettings(SettingsTable):
     """The fields of the table `[planner]`. Fields that end in `_s` are seconds."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     hardware: str = Field("a800-80g", description="hardware file, or the name of a shipped one")
 
