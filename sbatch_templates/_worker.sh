@@ -13,9 +13,10 @@ cat > "$epilog" <<'END_OF_EPILOG'
 scratch="<SCRATCH>/tangram-node-$tangram_tag-$SLURMD_NODENAME"
 rm -rf "$scratch" 2>/dev/null || tangram worker --remove="$scratch"  # rm cannot: files of an image's users
 broker=$(sed -n 's|.*"unix:\(/[^"\\]*/tangram-broker-[^"\\/]*\)/broker\.sock".*|\1|p' "$tangram_folder/access.json" 2>/dev/null)
-if [ -d "$broker" ]; then                               # this is the broker's node; while it lives it holds the lock
-    flock --timeout 2 "$broker/.alive" rm -rf "$broker" 2>/dev/null || true
-fi
+for ((n = 0; n < 20; n++)); do                          # this is the broker's node; while it lives it holds the lock
+    [ -d "$broker" ] && ! flock --nonblock "$broker/.alive" rm -rf "$broker" 2>/dev/null || break
+    sleep 0.1                                           # slurmstepd blocks SIGALRM, so flock --timeout never ends
+done
 END_OF_EPILOG
 chmod 700 "$epilog"
 worker='export TANGRAM_SCRATCH="<SCRATCH>/tangram-node-$tangram_tag-$SLURMD_NODENAME"

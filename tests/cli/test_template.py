@@ -255,6 +255,7 @@ trap 'echo "srun ended" >> "$LOG"; kill -9 "$task"; wait "$task"; ${epilog:-:}; 
 status=0
 wait "$task" || status=$?
 ${epilog:-:}
+[ -z "${epilog:-}" ] || echo "$1" >> "$LOG.epilogs"
 exit "$status"
 """
 SCANCEL = """\
@@ -334,8 +335,21 @@ def test_the_job_script_starts_and_ends_broker_workers_gateway_and_trainer(
 
 
 def test_the_task_epilog_keeps_the_folder_of_a_broker_that_lives(pretence: Pretence) -> None:
-    trainer = 'touch "$TANGRAM_HOME/jobs/7/ended"; sleep 3; ls "$TMPDIR"'  # first the workers end
-    assert pretence.run(trainer) == (0, "tangram-broker-job7-x\n", "")
+    """And it ends while the broker lives. slurmstepd starts it with SIGALRM blocked."""
+    trainer = """touch "$TANGRAM_HOME/jobs/7/ended"  # first the workers end
+        until [ "$(grep -c het-group "$LOG.epilogs")" = 2 ]; do sleep 0.1; done 2> /dev/null
+        ls $TMPDIR"""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    try:
+        child = pretence.start(trainer)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    try:
+        out, err = child.communicate(timeout=30)
+    except subprocess.TimeoutExpired:
+        child.terminate()
+        out, err = child.communicate()
+    assert (child.returncode, out, err) == (0, "tangram-broker-job7-x\n", "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
