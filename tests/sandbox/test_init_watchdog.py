@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -110,3 +112,43 @@ def test_the_watchdog_counts_its_looks_and_not_the_time(monkeypatch: pytest.Monk
     for _ in range(20):  # still within what it may take to say goodbye
         watch.look([(attempt, 0)])
     assert len(ended) == 1 and attempt.stop is None
+
+
+@pytest.mark.parametrize("kind", ["command", "function"])
+def test_the_time_of_a_suspension_does_not_count_for_a_time_limit(kind: str, tmp_path: Path
+                                                                  ) -> None:
+    """As after `scontrol suspend`: the worker, its inits, runners and commands were all stopped."""
+    rig, limit_ns, go = Rig(tmp_path), 2_500_000_000, tmp_path / "go"
+
+    def until_told(path: str) -> str:
+        import os
+        import time
+        while not os.path.exists(path):
+            time.sleep(0.4)
+        return "told"
+
+    rig.function(until_told, str(tmp_path))  # its runner and its module are there
+    rig.shell("true")
+    if kind == "function":
+        lease = rig.begin_function(until_told, str(go), timeout_ns=limit_ns)
+    else:
+        wait = f"until [ -e {go} ]; do sleep 0.4; done"
+        lease = rig.begin(ExecCall(shell=wait), Kind.EXEC, timeout_ns=limit_ns)
+    rig.until(lambda: ("started", lease) in rig.events)
+    beneath = rig.processes()
+    parents = {pid: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+               for pid in beneath}
+    # the fork server last, as it may come: it continues an init that was stopped alone
+    for pid in sorted(beneath, key=lambda pid: parents[pid] == str(os.getpid())):
+        if parents[pid] == str(os.getpid()):
+            time.sleep(0.05)
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(4)  # the worker's loop is in this thread
+    for pid in beneath:
+        os.kill(pid, signal.SIGCONT)
+    resumed = time.monotonic()
+    rig.until(lambda: time.monotonic() > resumed + 0.7)
+    go.touch()
+    outcome, _, _ = rig.end(lease)
+    assert outcome.state is ActionState.COMPLETED, outcome
+    rig.close()

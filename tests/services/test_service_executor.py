@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 
 import pytest
 from helpers.service_rig import REFUSED, Rig, play
@@ -337,6 +338,23 @@ def test_a_call_that_times_out_fails_and_the_others_of_its_batch_rerun() -> None
         assert rig.ends[slow].state is ActionState.TIMEOUT
         assert "longer than its limit of 0.05 s" in rig.ends[slow].reason
         assert rig.values[other] == {"fake": 2}
+    play(scene)
+
+
+def test_the_time_of_a_suspension_does_not_count_for_a_call() -> None:
+    """As after `scontrol suspend`: the worker was stopped, and so were its copies."""
+    async def scene(rig: Rig) -> None:
+        rig.declare("a")
+        rig.may_end.clear()
+        call = rig.call("a", 1, timeout_s=1.9)
+        while not rig.of("call"):
+            await asyncio.sleep(0.01)
+        time.sleep(2.5)  # nothing runs meanwhile
+        await asyncio.sleep(0.3)
+        assert not any(copy.killed.is_set() for copy in rig.copies)
+        rig.may_end.set()
+        await rig.all(call)
+        assert rig.ends[call].state is DONE
     play(scene)
 
 

@@ -1,4 +1,5 @@
-"""Ends an init that has failed to end its command in time.
+"""Ends an init that has failed to end its command in time, and measures for how long attempts were
+suspended.
 
 An init enforces the time limits of its commands, but a command may find a way to hold it up: an
 init waits while a program starts, and that takes as long as opening the program's file does. Then
@@ -17,14 +18,16 @@ from ...domain.states import ActionState
 from .memory_pressure import LOOK_S
 from .node_attempts import NodeAttempt
 
+_STALL_NS = round((LOOK_S + 1) * 1e9)  # this worker was stopped between looks further apart
 ANSWER_S = 10.0  # added to every deadline: on a crowded node an init waits for a core
 
 
 class InitWatchdog:
     """The watchdog of one worker. Call `look` every LOOK_S while anything runs.
 
-    The watchdog counts its own looks instead of time: after Slurm has suspended and resumed a job,
-    every deadline would have passed by the clock.
+    After Slurm has suspended and resumed a job, every deadline would have passed by the clock. So a
+    look that comes much later than planned adds the time since the one before to `stalled_ns` of
+    the attempts that ran, and after a deadline the watchdog counts its own looks instead of time.
 
     Args:
         kill_wait_s: seconds between SIGTERM and SIGKILL.
@@ -34,14 +37,17 @@ class InitWatchdog:
         self._goodbye_ns = round(kill_wait_s * 1e9)
         self._looks_max = ANSWER_S / LOOK_S
         self._late: dict[int, int] = {}  # by lease: looks since its deadline
+        self._looked = time.monotonic_ns()  # when the last look was
 
     def look(self, attempts: Iterable[tuple[NodeAttempt, int]]) -> None:
         """Checks all running attempts once. O(attempts)."""
         late, now = dict[int, int](), time.monotonic_ns()
         for attempt, _ in attempts:
+            if (gap := now - max(self._looked, attempt.started_ns)) > _STALL_NS:
+                attempt.stalled_ns += gap
             lease, limit_ns = attempt.order.lease, attempt.order.action.timeout_ns
             ended_ns = (attempt.stopped_ns if attempt.stop is not None
-                        else attempt.started_ns + limit_ns)
+                        else attempt.started_ns + attempt.stalled_ns + limit_ns)
             kind = attempt.order.action.kind  # an init keeps the limits of commands only
             if (attempt.process is None or kind is not Kind.EXEC
                     or not (attempt.stop or limit_ns) or now - ended_ns < self._goodbye_ns):
@@ -51,4 +57,4 @@ class InitWatchdog:
                 if attempt.stop is None:
                     attempt.stop_as(ActionState.TIMEOUT, too_long(limit_ns / 1e9))
                 attempt.process.kill()
-        self._late = late
+        self._late, self._looked = late, now

@@ -36,6 +36,8 @@ class NodeAttempt:
         taken_ns: when its order came, or, of a call that waited in its runner, when the call
             before it had ended (monotonic).
         started_ns: when it started (monotonic); 0 before.
+        stalled_ns: for how long the job was suspended since then, in ns; its time limit is that
+            much later.
         resize_ns: how long its resizes took so far, in ns.
         stop: the state and reason to report when someone ended it, at `stopped_ns` (monotonic).
         last_usage: CPU time in ns and peak memory in KiB of a function just before its runner was
@@ -61,6 +63,7 @@ class NodeAttempt:
         "process",
         "resize_ns",
         "secrets",
+        "stalled_ns",
         "started_ns",
         "stop",
         "stopped_ns",
@@ -84,6 +87,7 @@ class NodeAttempt:
         self.gpu_token = 0
         self.taken_ns = time.monotonic_ns()
         self.started_ns = 0
+        self.stalled_ns = 0
         self.resize_ns = 0
         self.stop: tuple[ActionState, str] | None = None
         self.stopped_ns = 0

@@ -276,8 +276,7 @@ class SandboxExecutor:
             process.load(attempt.digest, attempt.blob)
             attempt.blob = b""
             if limit:
-                attempt.timer = self._loop.call_later(limit / 1e9, self.kill, order.lease,
-                                                  ActionState.TIMEOUT, too_long(limit / 1e9))
+                attempt.timer = self._loop.call_later(limit / 1e9, self._out_of_time, attempt)
         elif session := self._sessions.get(action.session):
             spec, attempt.secrets = session.spec, session.secrets
         units = len(attempt.cores)
@@ -307,6 +306,15 @@ class SandboxExecutor:
         self._looking = self._looking or self._loop.call_later(LOOK_S, self._look)
         if len(process.leases) == 1 or process.kind != RUNNER:
             self._reports.started(order.lease)
+
+    def _out_of_time(self, attempt: NodeAttempt) -> None:
+        """Ends a function at its time limit, which is later if the job was suspended meanwhile."""
+        limit = attempt.order.action.timeout_ns
+        left = attempt.started_ns + attempt.stalled_ns + limit - time.monotonic_ns()
+        if attempt.stalled_ns and left > 0:
+            attempt.timer = self._loop.call_later(left / 1e9, self._out_of_time, attempt)
+        else:
+            self.kill(attempt.order.lease, ActionState.TIMEOUT, too_long(limit / 1e9))
 
     def _look(self) -> None:
         """Checks memory and deadlines, and comes again for as long as anything runs."""

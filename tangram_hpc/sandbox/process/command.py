@@ -30,6 +30,8 @@ from .users import Identity
 
 _PIECE = 1 << 16
 DRAIN_MAX = 32  # reads at the end: background processes may write without end
+LOOK_NS = 1_000_000_000  # an init waits no longer than this while its command has a time limit
+_STALL_NS = 2_000_000_000  # an init that has not marked the time for longer was stopped
 # A command expects the default actions, whatever Python ignores and whoever started the worker
 # (`nohup`, a shell's `&`) has ignored. Signals that are handled here become default by themselves.
 RESTORED = tuple(number for number in sorted(signal.valid_signals())
@@ -98,6 +100,7 @@ class Command:
 
     __slots__ = (
         "_kept",
+        "_marked_ns",
         "act_at",
         "call",
         "identity",
@@ -126,7 +129,7 @@ class Command:
         self.reason = ""
         self.reported = False
         self.act_at = 0
-        self.started_ns = 0
+        self.started_ns = self._marked_ns = 0
         self.pipes: tuple[int, ...] = ()
         most = call.output_max or output_max
         self._kept = KeptOutput(most, call.keep), KeptOutput(most, call.keep)
@@ -195,6 +198,16 @@ class Command:
         self.status = started.status if started.ended else None
         if self.run.timeout_ns:
             self.act_at = self.started_ns + self.run.timeout_ns
+
+    def mark_time(self) -> None:
+        """Moves the time limit by the time since the last mark, if that is long: the job was
+        suspended, and the command stood still too. Its init marks it each LOOK_NS, wherever it was
+        stopped itself, and before it judges the time limit.
+        """
+        now, since = time.monotonic_ns(), max(self._marked_ns, self.started_ns)
+        self._marked_ns = now
+        if now - since > _STALL_NS and self.act_at > since:
+            self.act_at += now - since
 
     # ---- output ----
 

@@ -49,7 +49,9 @@ from .init import Init
 from .mode_keeper import ModeKeeper
 
 _AGAIN_MS = 5
-_STOPS_MAX = 20  # of one process within a second
+_STOPS_MAX = 10  # of one process within `_STOPS_S`
+_STOPS_S = 10.0
+_SUSPENDED_S = 0.2  # Slurm stops all processes of a suspended job within this time
 _END_S = 8.0
 
 
@@ -181,14 +183,17 @@ class ForkServer:
 
     def _stopped(self, pid: int) -> None:
         """Continues an execution process that was stopped, because a program may have stopped it
-        to escape its limits. If Slurm suspended and resumed the job, this does no harm. A process
-        that is stopped more than `_STOPS_MAX` times within a second is killed.
+        to escape its limits. If Slurm suspends the job, this process is stopped too, but perhaps a
+        moment later: so it waits first, or the clock of an init would run on beside a command that
+        stands still. A process that is stopped more than `_STOPS_MAX` times within `_STOPS_S` is
+        killed.
         """
         if pid in self._processes:
             now = time.monotonic()
             since, often = self._stops.get(pid, (now, 0))
-            since, often = (since, often + 1) if now - since < 1.0 else (now, 1)
+            since, often = (since, often + 1) if now - since < _STOPS_S else (now, 1)
             self._stops[pid] = since, often
+            time.sleep(_SUSPENDED_S)
             os.kill(pid, signal.SIGCONT if often <= _STOPS_MAX else signal.SIGKILL)
 
     def _died(self, number: int, status: int) -> None:

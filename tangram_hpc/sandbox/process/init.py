@@ -78,7 +78,7 @@ from ..shells.terminal_command import TerminalCommand
 from . import fast_path, isolation_setup, users
 from .background_processes import BackgroundProcesses, LeftoverOutput
 from .bootstrap import open_oom_score
-from .command import Command, changed_signals
+from .command import LOOK_NS, Command, changed_signals
 from .leased_background import LeasedBackground, Unstoppable
 from .resource_usage import GroupCpu, ResourceUsage
 from .sandbox_meter import SandboxMeter
@@ -170,9 +170,9 @@ class Init:
 
     def _turn(self) -> None:
         """Waits for the next event and handles it."""
-        due = self._due()
-        wait = max(0, -((time.monotonic_ns() - due) // 1_000_000)) if due else None
-        for fd, _ in self._poll.poll(wait):
+        now = time.monotonic_ns()
+        due = self._due(now)
+        for fd, _ in self._poll.poll(max(0, -((now - due) // 1_000_000)) if due else None):
             if fd == self._wake:
                 os.read(fd, 512)
                 self._reap()
@@ -186,6 +186,8 @@ class Init:
                 self._background.output.read(fd)
             else:
                 self._read(fd)
+        if self._command is not None:
+            self._command.mark_time()
         if due and time.monotonic_ns() >= due:
             if self._command is not None:
                 self._tick(self._command)
@@ -196,7 +198,7 @@ class Init:
                     self._send(Broken(str(error)))
                     self._ending = True
 
-    def _due(self) -> int:
+    def _due(self, now: int) -> int:
         """When to wake without an event (monotonic ns); 0 for never."""
         command = self._command
         if command is None:
@@ -206,7 +208,7 @@ class Init:
                       command.usage.look_at):
             if other and (not due or other < due):
                 due = other
-        return due
+        return min(due, now + LOOK_NS) if command.act_at else due
 
     # ---- the fast path ----
 
@@ -448,6 +450,7 @@ class Init:
     def _begun(self, command: Command) -> None:
         run = command.run
         self._command = command
+        command.mark_time()
         command.usage.begin(command.started_ns)
         self._meter.begin(run.limits, self._setup.watch, command.started_ns)
         self._watch_at = command.started_ns + _SOON_NS

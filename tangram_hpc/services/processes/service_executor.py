@@ -52,6 +52,7 @@ from .service_copy import ServiceCopy
 
 DEATHS_MAX = 3  # copies that may die under one call
 DIED = "its service copy died"
+_WAIT_S = 1.0  # a batch with a longer time limit is awaited in parts of this length
 
 
 class TookTooLong(ServiceDied):
@@ -295,10 +296,10 @@ class ServiceExecutor:
         began = time.monotonic_ns()
         for call in batch:
             call.begin(began, len(batch))
-        limits = [call.timeout_s for call in batch if call.timeout_s is not None]
+        limit = min((c.timeout_s for c in batch if c.timeout_s is not None), default=None)
         try:
-            replies = await _within(copy.backend.call([c.request for c in batch]),
-                                    min(limits, default=None), copy.backend.kill)
+            replies = await _within(copy.backend.call([c.request for c in batch]), limit,
+                                    copy.backend.kill)
         except OutOfDeviceMemory as error:
             if await self._copies.drop_kept(copy.block):
                 return await self._call(copy, batch)
@@ -313,7 +314,7 @@ class ServiceExecutor:
                                f"it does not fit on its GPUs: {error}")
             return
         except TimeoutError:
-            self._time_out(batch, time.monotonic_ns() - began)
+            self._time_out(batch, limit)
             raise TookTooLong("the copy was ended because a call reached its time limit") from None
         self._report_replies(batch, replies, time.monotonic_ns() - began)
 
@@ -336,10 +337,10 @@ class ServiceExecutor:
                     payload = encode(ErrorReturn("StoreFailed", str(error)))
             self._end(call, outcome, payload)
 
-    def _time_out(self, batch: Sequence[PendingCall], spent_ns: int) -> None:
+    def _time_out(self, batch: Sequence[PendingCall], reached_s: float | None) -> None:
         for call in batch:
             limit = call.timeout_s
-            if limit is not None and spent_ns >= limit * 1e9:
+            if limit is not None and limit == reached_s:
                 self._end(call, call.cut_short(ActionState.TIMEOUT, too_long(limit)))
 
     def _requeue(self, queue: CallQueue, batch: Sequence[PendingCall], why: str,
@@ -420,7 +421,14 @@ async def _within(work: Awaitable[list[ServiceReply]], limit_s: float | None,
     """
     task = asyncio.ensure_future(work)
     try:
-        done, _ = await asyncio.wait([task], timeout=limit_s)
+        left_s = limit_s
+        while True:
+            # each wait counts as planned: time in which the job was suspended does not count
+            wait_s = None if left_s is None else min(left_s, _WAIT_S)
+            done, _ = await asyncio.wait([task], timeout=wait_s)
+            if done or left_s is None or left_s <= _WAIT_S:
+                break
+            left_s -= _WAIT_S
     except asyncio.CancelledError:
         task.cancel()
         raise
