@@ -236,6 +236,9 @@ def _check_option(template: Template, key: str, value: str) -> None:
     if not value.strip() and not template.keys[key].optional:
         raise InvalidInput(f"--option: key {key} is not optional; give it a value")
     _check_quoting(key, value)
+    if key == "job_name" and "/" in value:
+        raise InvalidInput(f"--option: job_name={value!r}: its value must not contain '/', as it "
+                           "is part of the name of the job's output file")
     if _COUNT.match(key) and not (value.isdecimal() and int(value)):
         raise InvalidInput(f"--option: {key}={value!r} must be a whole number of at least 1")
     if key in _CHOICES and value not in _CHOICES[key]:

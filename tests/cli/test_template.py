@@ -138,6 +138,7 @@ def test_whole_numbers_are_rendered_without_leading_zeros() -> None:
     ({"requeues": "-1"}, "requeues='-1' must be a whole number"),
     ({"partition_cpu": "a b"}, "partition_cpu='a b': its value must not contain ' '"),
     ({"job_name": "x\nreboot"}, "must not contain"),
+    ({"job_name": "a/b"}, "job_name='a/b': its value must not contain '/'"),
     ({"scratch": "/it's"}, "must not contain")])
 def test_wrong_template_keys_are_refused_with_a_suggestion(
         given: dict[str, str], told: str) -> None:
