@@ -114,8 +114,9 @@ def connect(access: str | Path | None = None, *, job: str = "", address: str = "
     except OutOfSight as error:  # it names its remedy
         raise AccessError(f"access file {path}: {error}") from None
     except BrokerUnreachable as error:
-        raise AccessError(f"access file {path}: {error}; the job has ended, its broker was "
-                          "killed and is not back yet, or this host cannot reach it") from None
+        raise AccessError(f"access file {path}: {error}; the job has ended or is suspended, its "
+                          "broker was killed and is not back yet, or this host cannot reach it"
+                          ) from None
 
 
 def _connect_over_mpi(environ: Mapping[str, str], name: str, tenant: str) -> Client:

@@ -144,7 +144,8 @@ def read_access(path: Path) -> Access:
             return replace(known, back_within_s=max(_NEXT_S, known.back_within_s))
         if fields["ended"]:
             raise AccessError(f"access file {path}: job {fields['job']} has ended at "
-                              f"{fields['ended']}; start a new one")
+                              f"{fields['ended']}; start a new one, or wait for its next start if "
+                              "Slurm has it in its queue again")
         return msgspec.convert({**fields, "key": bytes.fromhex(fields["key"])}, Access)
     except (ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError) as error:
         raise AccessError(f"access file {path}: not an access file ({error!r})") from None

@@ -61,7 +61,7 @@ def test_what_a_superseded_broker_writes_late_hides_nobody(tmp_path: Path) -> No
         assert read_access(path) == second
     mark_ended(path, "j", "now", second.epoch)
     renew_access(path, second)
-    with pytest.raises(AccessError, match="has ended at now"):
+    with pytest.raises(AccessError, match="has ended at now; start a new one, or wait"):
         read_access(path)
 
 
