@@ -53,11 +53,12 @@ def test_a_worker_that_is_told_to_leave_or_refuses_to_start_is_not_started_again
     assert "again" not in said
 
 
-@pytest.mark.parametrize("end", [KILLED, "exit 70"], ids=["killed", "failed"])
-def test_a_worker_that_dies_is_started_again(tmp_path: Path, end: str) -> None:
+@pytest.mark.parametrize(("end", "code"), [
+    (KILLED, 137), ("exit 70", 70), ("kill -USR1 $PPID $$", 138), ("kill -USR2 $PPID $$", 140)],
+    ids=["killed", "failed", "USR1 to the step", "USR2 to the step"])
+def test_a_worker_that_dies_is_started_again(tmp_path: Path, end: str, code: int) -> None:
     status, began, said = play(tmp_path, end, end, "exit 0")
     assert (status, began) == (0, 3), said
-    code = 137 if end == KILLED else 70
     for start in (1, 2):
         assert f"on n1 ended with status {code} and is started again ({start} of 5 times)" in said
 
