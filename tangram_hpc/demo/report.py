@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..accounting.roll_up import nearest_rank
 from .conditions import OtherLoad, load_note
 
 
@@ -24,7 +25,7 @@ class PhaseMetrics:
         placer: Name of the placer.
         actions: Number of actions.
         act_mean: Mean ACT.
-        act_p50: Median ACT.
+        act_p50: Median ACT, by nearest rank as the percentiles.
         act_p95: 95th percentile of the ACT.
         act_p99: 99th percentile of the ACT.
         queue: Mean waiting time of an action.
@@ -89,7 +90,7 @@ def metrics(summed: dict[str, Any], usage: Any, cpus: int, placer: str, job: str
     queue = np.array([r["queue_s"] for r in rows])
     run = np.array([r["exec_s"] for r in rows])
     bare = act - np.array([r["opening_s"] for r in rows])
-    p50, p95, p99 = np.percentile(act, [50, 95, 99])
+    p50, p95, p99 = (np.sort(act)[nearest_rank(len(act), percent)] for percent in (50, 95, 99))
     step = max(rank["step_s"] for rank in ranks)
     return PhaseMetrics(
         placer=placer, actions=len(rows), act_mean=float(act.mean()), act_p50=float(p50),

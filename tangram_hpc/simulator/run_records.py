@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..accounting.roll_up import percentile
 from ..errors import InvalidInput
 from .workload import WorkAction
 
@@ -94,13 +95,15 @@ class RunRecords:
             raise InvalidInput(f"--records {path}: {error.strerror}") from None
 
     def figures(self) -> dict[str, Any]:
-        """The metrics of the run, in seconds and unit-seconds."""
+        """The metrics of the run, in seconds and unit-seconds. Percentiles are by nearest rank, as
+        in `tangram acct --by` and `tangram report`.
+        """
         done = [r for r in self.records if r.state == "COMPLETED"]
         act = sorted(r.end - r.submit for r in done)
         n = len(act)
 
-        def pct(q: float) -> float | None:
-            return act[min(n - 1, int(q * n))] / _SECOND if act else None
+        def act_s(percent: int) -> float | None:
+            return percentile(act, percent) / _SECOND if act else None
 
         def mean(values: list[int]) -> float:
             return sum(values) / max(1, n) / _SECOND
@@ -109,8 +112,8 @@ class RunRecords:
             return [r for r in self.records if r.action.resource.startswith(kind)]
 
         return {
-            "actions": n, "mean_act_s": mean(act), "p50_act_s": pct(.50), "p95_act_s": pct(.95),
-            "p99_act_s": pct(.99), "mean_queue_s": mean([r.start - r.submit for r in done]),
+            "actions": n, "mean_act_s": mean(act), "p50_act_s": act_s(50), "p95_act_s": act_s(95),
+            "p99_act_s": act_s(99), "mean_queue_s": mean([r.start - r.submit for r in done]),
             "mean_exec_s": mean([r.end - r.start for r in done]),
             "step_s": self.step_ns / _SECOND,
             "cpu_unit_s": sum(r.unit_ns for r in of("cpu")) / _SECOND,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tangram_hpc.accounting.record import JobUsage
 from tangram_hpc.demo import conditions, report, scaling
 from tangram_hpc.demo.conditions import OtherLoad
 from tangram_hpc.resources.cpu import affinity
@@ -36,6 +37,17 @@ def figures(placer: str, step: float, busy: float = 0.0) -> report.PhaseMetrics:
         exec=0.1, system=0.1, act_bare=1, step=step, latency=1, held=step, used=1,
         allocated=2 * step, passed=3, expected=3, trajectories=4, wrong=0, mixed_groups=1,
         via="mpi", job=f"job-{placer}-{step:g}", other_load=OtherLoad(busy, 0.0))
+
+
+def test_the_demos_percentiles_are_by_nearest_rank() -> None:
+    """As in `tangram acct --by`, each is the ACT of an action; none lies between two."""
+    rows = [{"act_s": float(n), "queue_s": 0.0, "exec_s": 0.0, "opening_s": 0.0}
+            for n in range(10, 0, -1)]
+    rank = {"rows": rows, "step_s": 1.0, "think_s": 0.0, "rewards": [], "expected": [],
+            "wrong": [], "via": "mpi"}
+    found = report.metrics({"ranks": [rank], "mixed_groups": 0}, JobUsage(), 1, "fcfs:1", "job",
+                           OtherLoad(0.0, 0.0))
+    assert (found.act_p50, found.act_p95, found.act_p99) == (5, 10, 10)
 
 
 def test_busy_time_counts_only_usable_cpus() -> None:

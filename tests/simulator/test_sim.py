@@ -201,6 +201,21 @@ def test_tangram_sim_prints_figures_as_json_and_text(capsys: pytest.CaptureFixtu
     assert "mean_act_s" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("count", "percentiles_s"), [
+    (1, (1, 1, 1)), (10, (5, 10, 10)), (100, (50, 95, 99)), (101, (51, 96, 100))])
+def test_percentiles_are_by_nearest_rank(count: int, percentiles_s: tuple[int, ...]) -> None:
+    """The ACTs are 1, 2, 3, ... s: a percentile is the first ACT that at least so many percent of
+    the actions do not exceed, as in `tangram acct --by`.
+    """
+    work = Workload.model_validate({"name": "steps", "trajectories": [
+        {"trajectory": f"t{n}", "start_s": 0, "session": {"mem_mib": 1}, "turns": [
+            {"think_s": 0, "actions": [
+                {"name": "x", "resource": "cpu", "work_s": n, "degrees": [1]}]}]}
+        for n in range(1, count + 1)]})
+    figures = simulate(work, one_node(count), make_placer("fcfs:1")).figures()
+    assert tuple(figures[f"p{q}_act_s"] for q in (50, 95, 99)) == percentiles_s
+
+
 @pytest.mark.parametrize(("line", "told"), [
     ('{"trajectory": "a", "start_s": 0}', "line 2: turns: is missing"),
     ('{"trajectory": "a", "start_s": -1, "turns": []}', "line 2: start_s: .*greater"),
