@@ -37,7 +37,7 @@ def add(verbs: Any) -> None:
                    help="auto: the last rank is the gateway if the job step was started with MPI "
                         "and mpi4py is installed; on: fail if this is not so; off: all ranks are "
                         "trainers, and use the broker's socket (default: auto)")
-    p.add_argument("-j", "--job", type=ids.job, default="",
+    p.add_argument("-j", "--job", type=ids.job,
                    help="job id of the broker (default: TANGRAM_ACCESS, TANGRAM_JOB or the current "
                         "Slurm job)")
     p.add_argument("--access", help="access file (default: the job's file)")
@@ -137,7 +137,7 @@ def _prepare(args: argparse.Namespace, environ: Mapping[str, str], found: Traine
     from ..config.settings import load_config
     from ..transport.mpi.mpi_oversubscription import oversubscribed
 
-    path = Path(args.access) if args.access else find_access(environ, args.job)
+    path = Path(args.access) if args.access else find_access(environ, args.job or "")
     access = await_access(path, _SHARED_FS_S)
     master = None
     if wants_master(environ, found):

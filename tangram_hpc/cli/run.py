@@ -26,7 +26,7 @@ def add(verbs: Any) -> None:
         "job's nodes, in the current directory and with the current environment, and prints its "
         "output as it comes. The exit status is the command's own: 128+N after signal N, 124 after "
         "--time, 137 when it ran out of memory, and 1 or 2 when it could not be run.")
-    p.add_argument("-j", "--job", type=ids.job, default="",
+    p.add_argument("-j", "--job", type=ids.job,
                    help="job id (default: TANGRAM_ACCESS, TANGRAM_JOB, the current Slurm job or "
                         "the last job)")
     p.add_argument("-c", "--cpus-per-task", dest="cpus", default="1", metavar="N[-M]",
@@ -65,7 +65,7 @@ def go(args: argparse.Namespace) -> int:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         raise InvalidInput("run: it needs a command, as in `tangram run -c 2 -- pytest -q`")
-    with connect_to(args.job, "tangram run") as client:
+    with connect_to(args.job or "", "tangram run") as client:
         options = {
             "cpus": _cpus(args.cpus), "mem": args.mem, "gpus": args.gpus, "timeout": args.time,
             "name": args.name, "component": args.component,

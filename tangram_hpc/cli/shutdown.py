@@ -13,7 +13,7 @@ from .helpers import ids
 def add(verbs: Any) -> None:
     """Adds this verb to the command line."""
     p = verbs.add_parser("shutdown", help="end a job's broker and its workers in an orderly way")
-    p.add_argument("-j", "--job", type=ids.given_job,
+    p.add_argument("-j", "--job", type=ids.job,
                    help="job id (default: TANGRAM_ACCESS, TANGRAM_JOB or the current Slurm job)")
     p.set_defaults(go=go)
 

@@ -13,7 +13,7 @@ from .helpers import ids
 def add(verbs: Any) -> None:
     """Adds this verb to the command line."""
     p = verbs.add_parser("worker", help="lend this node to the broker (srun starts one per node)")
-    p.add_argument("-j", "--job", type=ids.job, default="",
+    p.add_argument("-j", "--job", type=ids.job,
                    help="job id (default: TANGRAM_ACCESS, TANGRAM_JOB or the current Slurm job)")
     p.add_argument("--access", help="access file of workers, or access.json beside it (default: "
                                     "TANGRAM_ACCESS, else the job's file)")
@@ -75,7 +75,7 @@ def go(args: argparse.Namespace) -> int:
     config = load_config(os.environ, {"cpus": args.cpus, "mem_mib": args.mem_mib,
                                       "devices": args.devices, "end": args.end},
                          say=slurm_place(os.environ) is None)  # in a job, its broker warns once
-    access = worker_file(find_access(os.environ, args.job))
+    access = worker_file(find_access(os.environ, args.job or ""))
     plan = WorkerPlan(access, config, args.component, args.name, args.lifeline,
                       args.het_group)
     return lend(plan, os.environ)

@@ -109,9 +109,17 @@ def test_tangram_acct_accepts_several_job_ids(cluster: LocalCluster, tmp_path: P
 
 
 @pytest.mark.parametrize(("words", "said"), [
+    (("export", "metrics", "-j", ""), "'' names no job"),
+    (("journal", "check", "-j", ""), "'' names no job"),
     (("acct", "-j", "209_1"), "sacct -X -n -j 209_1 -o JobIDRaw"),
     (("acct", "-j", ""), "'' names no job"), (("acct", "-j", ","), "',' names no job"),
     (("shutdown", "-j", ""), "'' names no job"), (("shutdown", "-j", " "), "' ' names no job"),
+    (("info", "-j", ""), "'' names no job"), (("top", "-j", ""), "'' names no job"),
+    (("top", ""), "'' names no job"), (("queue", ""), "'' names no job"),
+    (("report", ""), "'' names no job"), (("run", "-j", "", "true"), "'' names no job"),
+    (("rank", "-j", "", "true"), "'' names no job"), (("worker", "-j", ""), "'' names no job"),
+    (("explain", "-j", "", "1.1"), "'' names no job"),
+    (("logs", "-j", "", "1.1"), "'' names no job"),
     (("info", "-j", "209_[1-4]"), "is a task of a job array"),
     (("explain", "seventeen"), "write CLIENT.NUMBER"),
     (("acct", "--jbos", "4711"), "unrecognized arguments: --jbos"),
@@ -120,7 +128,7 @@ def test_a_wrong_id_is_refused_with_the_usage_of_the_verb(
         cluster: LocalCluster, words: tuple[str, ...], said: str) -> None:
     """The usage is that of the called verb, and one line names the remedy."""
     told = tangram(cluster, *words)
-    verb = " ".join(words[:2]) if words[0] == "template" else words[0]
+    verb = " ".join(words[:2]) if words[0] in ("template", "export", "journal") else words[0]
     assert told.returncode == 2 and told.stderr.startswith(f"usage: tangram {verb} "), told.stderr
     assert said in told.stderr.splitlines()[-1]
 

@@ -40,11 +40,6 @@ class Named:
         return parse(self.action) if self.action else 0
 
 
-def job(text: str) -> str:
-    """Returns the job that an id names: `4711`, `4711+1`, `4711.0`, `4711.2.17` or `local-...`."""
-    return named_job(text).job
-
-
 def jobs(text: str) -> list[Named]:
     """Parses ids of jobs and actions that are separated by commas, as `sacct -j` takes them.
 
@@ -58,15 +53,17 @@ def jobs(text: str) -> list[Named]:
     return found
 
 
-def given_job(text: str) -> str:
-    """Parses the id of one job, as `job` does, for an option that must not be empty, such as that
-    of a verb which ends a job: a shell variable that is not set would mean the default job.
+def job(text: str) -> str:
+    """Returns the job that an id names: `4711`, `4711+1`, `4711.0`, `4711.2.17` or `local-...`. An
+    empty text is refused, as by `jobs`. argparse parses defaults too, so the default is None.
     """
-    return job(text) if text.strip() else jobs(text)[0].job
+    return named_job(text).job
 
 
 def named_job(text: str) -> Named:
-    """Parses the id of a job or of one action of a job."""
+    """Parses the id of a job or of one action of a job. An empty text is refused, as by `jobs`."""
+    if not text.strip():
+        return jobs(text)[0]
     if _ARRAY.fullmatch(text):
         raise argparse.ArgumentTypeError(
             f"{text!r} is a task of a job array; give the task's own job number, which `sacct -X "

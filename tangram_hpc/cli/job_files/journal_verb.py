@@ -26,7 +26,7 @@ def add(verbs: Any) -> None:
     subs.add_parser("repair", help="move damaged files into the folder `damaged`, put what can "
                                    "be read in their place, and say what is lost")
     for each in subs.choices.values():
-        each.add_argument("-j", "--job", type=ids.job, default="",
+        each.add_argument("-j", "--job", type=ids.job,
                           help="job id (default: the job whose journal was written to last)")
         each.add_argument("--json", action="store_true", help="print one JSON object")
     p.set_defaults(go=go)

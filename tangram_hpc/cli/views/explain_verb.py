@@ -30,7 +30,7 @@ def add(verbs: Any) -> None:
                    help="id of an action or a session, such as 2.17 or 4711.2.17 (`info` and "
                         "`acct` print ids); or `allocation`, to explain which allocations are "
                         "held, requested and given back")
-    p.add_argument("-j", "--job", type=ids.job, default="",
+    p.add_argument("-j", "--job", type=ids.job,
                    help="job id (default: as for `tangram run`)")
     p.add_argument("--json", action="store_true", help="print one JSON object")
     p.set_defaults(go=go)

@@ -47,7 +47,7 @@ def add(verbs: Any) -> None:
 
 def _add_metrics(acts: Any) -> None:
     act = acts.add_parser("metrics", help="what a running job does, for Prometheus")
-    act.add_argument("-j", "--job", type=ids.job, default="",
+    act.add_argument("-j", "--job", type=ids.job,
                      help="job id (default: as for `tangram run`)")
     _output(act)
     act.add_argument("-i", "--iterate", type=running_job.seconds, default=None, metavar="SECONDS",
@@ -81,7 +81,7 @@ def _metrics(args: argparse.Namespace) -> int:
         raise InvalidInput("--listen: the socket answers each scrape; leave -o and -i out")
     if args.iterate is not None and args.output is None:
         raise InvalidInput("--iterate: it writes a file; name it with -o")
-    with running_job.connect_to(args.job, "tangram export") as client:
+    with running_job.connect_to(args.job or "", "tangram export") as client:
         metrics = registry(lambda: dict(running_job.answer_of(client, "top")))
         if args.iterate is None and args.listen is None:
             _write(args.output, as_text(metrics).decode())

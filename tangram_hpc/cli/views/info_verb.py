@@ -26,7 +26,7 @@ _NODE_FORMAT = "Node,State,Partition,CPUS(A/I/T),GPUS,Mem,Sessions,Actions"
 def add(verbs: Any) -> None:
     """Adds this verb to the command line."""
     p = verbs.add_parser("info", help="print what a running job holds, lends and has waiting")
-    p.add_argument("-j", "--job", type=ids.job, default="",
+    p.add_argument("-j", "--job", type=ids.job,
                    help="job id (default: as for `tangram run`)")
     p.add_argument("-N", "--nodes", "--Node", action="store_true",
                    help="print only a line for each node, as sinfo does")
@@ -52,7 +52,7 @@ def add(verbs: Any) -> None:
 def go(args: argparse.Namespace) -> int:
     """Asks the broker and prints its answers; returns the exit status."""
     columns, wanted = _chosen(args), _wanted(args)  # a wrong one is reported before any broker is
-    with running_job.connect_to(args.job, "tangram info") as client:
+    with running_job.connect_to(args.job or "", "tangram info") as client:
         return running_job.repeat(lambda: _show(client, args, columns, wanted),
                                   args.iterate, not args.json)
 

@@ -40,7 +40,7 @@ def add(verbs: Any) -> None:
     p.add_argument("action", metavar="ACTION", type=ids.action,
                    help="id of an action, such as 2.17 or 4711.2.17 (`queue` and `acct` print "
                         "ids)")
-    p.add_argument("-j", "--job", type=ids.job, default="",
+    p.add_argument("-j", "--job", type=ids.job,
                    help="job id (default: the last job)")
     p.add_argument("-f", "--follow", action="store_true",
                    help="go on with what is written, until the action has ended")

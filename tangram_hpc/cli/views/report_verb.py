@@ -35,7 +35,7 @@ def add(verbs: Any) -> None:
         description="Writes one HTML file about a job that opens in any browser without a network, "
                     "and says what the same actions would have needed with one reservation for "
                     "each trajectory, first come first served, and on a smaller allocation.")
-    p.add_argument("job", nargs="?", default="", type=ids.job, metavar="JOB",
+    p.add_argument("job", nargs="?", type=ids.job, metavar="JOB",
                    help="the job (default: the last one)")
     p.add_argument("-o", "--output", type=Path, metavar="FILE",
                    help="file to write (default: report-JOB.html)")

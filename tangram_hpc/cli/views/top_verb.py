@@ -32,9 +32,9 @@ def add(verbs: Any) -> None:
         description="Shows what the job holds and lends, the rate of actions and their mean ACT, "
                     "what waits for which reason, services, endpoints, nodes and the largest "
                     "running actions. q or ^C ends it. It is read-only.")
-    p.add_argument("job", nargs="?", type=ids.job, default="", metavar="JOB",
+    p.add_argument("job", nargs="?", type=ids.job, metavar="JOB",
                    help="id of the job (default: as for `tangram run`)")
-    p.add_argument("-j", "--job", dest="named", type=ids.job, default="", metavar="JOB",
+    p.add_argument("-j", "--job", dest="named", type=ids.job, metavar="JOB",
                    help="the same as JOB")
     p.add_argument("-d", "--delay", type=running_job.seconds, default=1.0, metavar="SECONDS",
                    help="time between two frames (default: 1)")
@@ -53,7 +53,7 @@ def go(args: argparse.Namespace) -> int:
         raise InvalidInput(f"--iterations: {args.iterations} is below 0")
     plain = args.batch or not sys.stdout.isatty()
     live = None if plain else _rich()
-    with running_job.connect_to(args.named or args.job, "tangram top") as client:
+    with running_job.connect_to(args.named or args.job or "", "tangram top") as client:
         if plain:
             _print_frames(client, args)
         else:
