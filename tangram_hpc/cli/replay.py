@@ -23,7 +23,7 @@ def add(verbs: Any) -> None:
     p.add_argument("--cpus", type=int, default=64,
                    help="virtual CPUs of the node without --cluster (default: 64)")
     p.add_argument("--scale", type=float, required=True, metavar="F",
-                   help="wall-clock seconds per second of the workload, above 0 and at most 1")
+                   help="wall-clock seconds per second of the workload, from 1e-9 to 1")
     p.add_argument("--policy", default="elastic", help="placer to use (default: elastic)")
     p.add_argument("--first", type=int, metavar="N", help="run only the first N trajectories")
     p.add_argument("--seed", type=int, default=0, help="seed of the simulated run (default: 0)")

@@ -138,6 +138,7 @@ def test_a_workload_that_cannot_be_replayed_is_refused_in_one_line(
     rows[1]["turns"][0]["actions"][0]["resource"] = "service:judge"
     work, cluster = write(tmp_path, rows)
     for words, said in ((["--scale", "0.2"], "CPU actions only"), (["--scale", "2"], "--scale"),
+                        (["--scale", "1e-320"], "must be at least 1e-09"),
                         (["--scale", "0.2", "--policy", "best"], "best")):
         assert main(["replay", str(work), "--cluster", str(cluster), *words]) == 2
         told = capsys.readouterr().err

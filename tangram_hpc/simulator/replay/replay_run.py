@@ -22,6 +22,8 @@ from ..simulate import simulate
 from ..workload import Cluster, Workload, all_actions
 from .drive import Driver, Sent
 
+_SCALE_MIN = 1e-9  # 1 ns, the clock's unit, for each second; far below, quotients are infinite
+
 
 @dataclass(slots=True)
 class Replay:
@@ -72,6 +74,8 @@ def replay(work: Workload, cluster: Cluster, policy: str, scale: float, seed: in
 def _check(work: Workload, cluster: Cluster, scale: float) -> None:
     if not 0 < scale <= 1:
         raise InvalidInput(f"--scale {scale:g}: must be above 0 and at most 1")
+    if scale < _SCALE_MIN:
+        raise InvalidInput(f"--scale {scale:g}: must be at least {_SCALE_MIN:g}")
     others = sorted({a.resource for a in all_actions(work)} - {"cpu"})
     if others:
         raise InvalidInput(f"workload {work.name}: replay runs CPU actions only, it has "
