@@ -207,6 +207,9 @@ class Fold:
             self._end_open(ActionState.CANCELLED, f"its broker ended ({self._stopped})")
         elif not served:
             self._end_open(ActionState.NODE_FAIL, "its broker was killed")
+        self.usage.lent_ns += sum(replace(record, end_ns=self.last_ns).cpu_held_ns
+                                  for record in self.records.values()
+                                  if record.grants and not record.end_ns)
 
     def _end_open(self, state: ActionState, reason: str) -> None:
         for record in self.records.values():

@@ -27,7 +27,7 @@ from . import figures
 from .contents import contents
 from .labels import apart, label, plain_tail
 from .lanes import Lanes
-from .reported_job import PARTS, ReportedJob, unmeasured
+from .reported_job import HOUR, PARTS, ReportedJob, attempts, unmeasured
 from .series import TimeSeries
 from .waterfall import ACTIONS_MAX, TRAJECTORIES_MAX
 
@@ -51,7 +51,8 @@ def page(report: ReportedJob, series: TimeSeries, grid: Lanes, plots: dict[str, 
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>tangram report {job}</title><style>{_file('page.css')}</style></head><body><main>",
-        _head(head, job), _advice(told["advice"]), _savings(told, report),
+        _head(head, job, sum(r.cpu_held_ns for r in attempts(report)) / HOUR),
+        _advice(told["advice"]), _savings(told, report),
         *_plot_sections(plots, grid, series.bin_s, told, unmeasured(report)),
         _tables(told, report),
         "</main>", _json_element("plots", {n: json.loads(f.to_json()) for n, f in plots.items()}),
@@ -95,7 +96,10 @@ def span(seconds: float | None) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
-def _head(head: dict[str, Any], job: str) -> str:
+def _head(head: dict[str, Any], job: str, ended_core_h: float) -> str:
+    """Returns the figures and bars. The CPU time used is known of attempts that have ended, so it
+    is compared with the core-hours of these alone.
+    """
     state = label(head["state"]) + (f" ({label(head['reason'], 120)})" if head["reason"] else "")
     told = [("mean ACT", span(head["act_mean_s"]), "act_mean_s"),
             ("median ACT", span(head["act_p50_s"]), "act_p50_s"),
@@ -107,8 +111,7 @@ def _head(head: dict[str, Any], job: str) -> str:
     bars = [_bar("CPUs lent to actions", head["cpu_lent_core_h"], head["cpu_held_core_h"],
                  "core", "held")]
     if head["cpu_used_core_h"]:
-        bars.append(_bar("CPU time used", head["cpu_used_core_h"], head["cpu_lent_core_h"],
-                         "core", "lent"))
+        bars.append(_bar("CPU time used", head["cpu_used_core_h"], ended_core_h, "core", "lent"))
     if head["gpu_held_gpu_h"]:
         bars.append(_bar("GPUs busy", head["gpu_lent_gpu_h"], head["gpu_held_gpu_h"], "GPU",
                          "held"))

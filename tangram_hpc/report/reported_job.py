@@ -24,6 +24,7 @@ from ..accounting.record import ActionRecord, Fold
 from ..accounting.roll_up import percentile
 from ..accounting.starts import without_gaps
 from ..domain import event as ev
+from ..domain.action import Kind
 from ..domain.states import ENDED, UNSUCCESSFUL, ActionState
 from ..simulator.savings.run_witness import RunWitness
 from ..simulator.savings.savings import Savings
@@ -151,10 +152,11 @@ def attempt_spans(r: ActionRecord, until_ns: int) -> Iterator[tuple[ActionRecord
 def headline(report: ReportedJob) -> dict[str, Any]:
     """Returns the figures of the whole job, with the unit at the end of each name.
 
-    What was held ends where the elapsed time ends. Of a running job this is now, while the row of
-    `tangram acct -X` counts what was held until the last event.
+    What was held and lent ends where the elapsed time ends. Of a running job this is now, while
+    `tangram acct -X` and `--held` count until the last event, and the rows of actions count nothing
+    before these have ended. The CPU time used is that of attempts that have ended.
     """
-    row, usage = report.row, report.folded.usage
+    row = report.row
     acts = sorted(r.end_ns - r.submit_ns for r in report.ended)
     cpu_held_ns = row.held_ns + sum(
         len(stay.spec.cores) for stay in report.witness.stays.values() if not stay.until_ns
@@ -172,10 +174,24 @@ def headline(report: ReportedJob) -> dict[str, Any]:
         "act_mean_s": sum(acts) / len(acts) / SECOND if acts else None,
         **{f"act_p{percent}_s": percentile(acts, percent) / SECOND if acts else None
            for percent in (50, 95, 99)},
-        "cpu_held_core_h": cpu_held_ns / HOUR, "cpu_lent_core_h": usage.lent_ns / HOUR,
+        "cpu_held_core_h": cpu_held_ns / HOUR, "cpu_lent_core_h": _cpu_lent_ns(report) / HOUR,
         "cpu_used_core_h": row.cpu_ns / HOUR, "gpu_held_gpu_h": gpu_held_ns / HOUR,
-        "gpu_lent_gpu_h": sum(r.gpu_held_ns for r in attempts(report)) / HOUR,
+        "gpu_lent_gpu_h": _gpu_lent_ns(report) / HOUR,
     }
+
+
+def _cpu_lent_ns(report: ReportedJob) -> int:
+    """Returns the core-ns that were lent, those of actions that still run included."""
+    cpus = sum(len(r.grants[-1][1]) for r in report.records if r.grants and not r.end_ns)
+    return report.folded.usage.lent_ns + cpus * (report.row.end_ns - report.folded.last_ns)
+
+
+def _gpu_lent_ns(report: ReportedJob) -> int:
+    """Returns the GPU-ns that were lent. Actions that still run are included, but calls of services
+    are not, since their result tells how many calls share the GPUs.
+    """
+    return sum(r.gpu_held_ns if r.end_ns or r.action.kind is Kind.CALL or not r.start_ns else
+               len(r.gpus) * (report.until_ns - r.start_ns) for r in attempts(report))
 
 
 def attempts(report: ReportedJob) -> Iterator[ActionRecord]:

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +79,11 @@ def test_attempts_add_up_and_never_use_more_than_was_held(events: list[ev.Event]
     attempts = [a for record in folded.records.values() for a in record.attempts]
     over = [a for a in attempts if a.outcome is not None and a.start_ns]
     lent_ns = sum(a.cpu_held_ns for a in over)
-    assert lent_ns == folded.usage.lent_ns
+    running_ns = sum(replace(a, end_ns=folded.last_ns).cpu_held_ns
+                     for a in folded.records.values() if not a.end_ns)
+    assert lent_ns + running_ns == folded.usage.lent_ns
     assert sum(a.outcome.cpu_ns for a in over if a.outcome) == folded.usage.burnt_ns <= lent_ns
-    assert lent_ns <= sum(r.used_ns for r in held.rows.values()) <= sum(
+    assert folded.usage.lent_ns <= sum(r.used_ns for r in held.rows.values()) <= sum(
         r.held_ns for r in held.rows.values())
     for record in folded.records.values():
         assert record.attempt == len(record.earlier) + bool(record.start_ns)

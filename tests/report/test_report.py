@@ -19,6 +19,8 @@ from helpers.mixed_job import JOB, run_mixed_job
 from helpers.recorded_job import BEGAN_NS, busy_job, played, write_job
 
 from tangram_hpc import LocalCluster
+from tangram_hpc.accounting.held_usage import held
+from tangram_hpc.accounting.summary import summary
 from tangram_hpc.cli import main
 from tangram_hpc.cli.helpers import job_savings
 from tangram_hpc.domain import event as ev
@@ -467,6 +469,26 @@ def test_what_a_running_job_holds_ends_now() -> None:
     assert head["elapsed_s"] == 20
     assert head["cpu_held_core_h"] == pytest.approx(2 * 20 / 3600)
     assert head["gpu_held_gpu_h"] == pytest.approx(20 / 3600)
+
+
+def test_what_running_actions_hold_counts_as_lent() -> None:
+    """The CPUs of a job whose actions are long are not idle until the first action ends: no advice
+    asks for fewer. `acct --held` and the Comment of the job count the same, to the last event.
+    """
+    spec = NodeSpec("n", "n", (0, 1), 100, gpus=(0,))
+    events: list[ev.Event] = [
+        ev.BrokerStarted(BEGAN_NS, "7", "elastic", "none"), ev.NodeJoined(BEGAN_NS, 1, spec),
+        ev.ActionSubmitted(BEGAN_NS, Action(mint(1, 1), "train", gpus=1)),
+        ev.LeaseGranted(BEGAN_NS, 1, mint(1, 1), 1, 1, (0, 1), gpus=(0,)),
+        ev.ActionSubmitted(BEGAN_NS + 10 * 10**9, Action(mint(1, 2), "waits"))]
+    report = gather(events, True, BEGAN_NS + 20 * 10**9)
+    head = headline(report)
+    assert head["cpu_lent_core_h"] == head["cpu_held_core_h"] == pytest.approx(2 * 20 / 3600)
+    assert head["gpu_lent_gpu_h"] == head["gpu_held_gpu_h"] == pytest.approx(20 / 3600)
+    [row] = held(events)
+    assert report.folded.usage.lent_ns == row.used_ns == row.held_ns == 2 * 10 * 10**9
+    assert "cpu_lent=100%" in summary(report.folded)
+    assert report.folded.records[mint(1, 1)].cpu_held_ns == 0  # of an action that has not ended
 
 
 def test_cancelled_actions_did_not_fail() -> None:
