@@ -66,3 +66,19 @@ def replacing(path: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+@contextlib.contextmanager
+def replacing_output(path: Path) -> Iterator[Path]:
+    """Yields the path at which the output file of a command is to be written, so that an error or
+    an interrupt in the middle leaves what was there before, and no half of the new content.
+
+    A device or a pipe such as /dev/stdout is written as it is, and so is a file in a folder that
+    may not be written. A symbolic link stays, and its target is replaced.
+    """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not (path.is_file() and os.access(path.parent, os.W_OK)):
+        yield path
+        return
+    with replacing(path) as temporary:
+        yield temporary

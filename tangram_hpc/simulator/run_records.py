@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..accounting.roll_up import percentile
+from ..atomic_file import replacing_output
 from ..errors import InvalidInput
 from .workload import WorkAction
 
@@ -90,7 +91,8 @@ class RunRecords:
         """
         lines = [self.head, *(r.line() for r in self.records)]
         try:
-            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            with replacing_output(path) as target:
+                target.write_text("".join(json.dumps(line) + "\n" for line in lines))
         except OSError as error:
             raise InvalidInput(f"--records {path}: {error.strerror}") from None
 

@@ -210,15 +210,11 @@ def _file(path: Path | None) -> Iterator[IO[str]]:
 @contextlib.contextmanager
 def _replaced(path: Path) -> Iterator[Path]:
     """A temporary file that takes the place of a file if no error is raised."""
-    from ...atomic_file import replacing
+    from ...atomic_file import replacing_output
     from ...errors import InvalidInput
 
-    path = path.resolve()  # a link stays
     try:
-        if path.exists() and not path.is_file():  # such as /dev/stdout, or a pipe
-            yield path
-            return
-        with replacing(path) as temporary:
+        with replacing_output(path) as temporary:
             yield temporary
     except OSError as error:
         raise InvalidInput(f"--output {path}: {error.strerror or error}") from None

@@ -206,13 +206,15 @@ def _draw(report: ReportedJob, args: argparse.Namespace, path: Path) -> None:
 
 def _write(report: ReportedJob, path: Path, data: bytes) -> None:
     """Writes the page, and says in one line how large it is."""
+    from ...atomic_file import replacing_output
     from ...errors import InvalidInput
 
     try:
-        if report.outputs:
-            _write_private(path, data)
-        else:
-            path.write_bytes(data)
+        with replacing_output(path) as target:
+            if report.outputs:
+                _write_private(target, data)
+            else:
+                target.write_bytes(data)
     except OSError as error:
         raise InvalidInput(f"--output {path}: {error.strerror}") from None
     print(f"{path}: {len(report.folded.records)} actions, {len(data) / 2**20:.1f} MiB; open it in "

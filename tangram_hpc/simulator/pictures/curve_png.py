@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...atomic_file import replacing_output
 from ...errors import InvalidInput, MissingExtra, how_to_install
 from .curve_svg import COLOURS, Panel, axes_of, tick_text
 
@@ -53,6 +54,7 @@ def write(panels: Sequence[Panel], path: Path) -> None:
         axes.grid(color="#e4e4e4")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     try:
-        figure.savefig(path, dpi=120)
+        with replacing_output(path) as target:
+            figure.savefig(target, dpi=120, format="png")
     except OSError as error:
         raise InvalidInput(f"--plot {path}: {error.strerror}") from None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+from ...atomic_file import replacing_output
 from ...errors import InvalidInput
 
 COLOURS = ("#0072b2", "#009e73", "#e69f00", "#d55e00", "#cc79a7", "#56b4e9", "#000000")
@@ -112,7 +113,8 @@ def write(panels: Sequence[Panel], path: Path) -> None:
         InvalidInput: The file cannot be written.
     """
     try:
-        path.write_text(svg(panels))
+        with replacing_output(path) as target:
+            target.write_text(svg(panels))
     except OSError as error:
         raise InvalidInput(f"--plot {path}: {error.strerror}") from None
 

@@ -1,0 +1,67 @@
+"""The files that verbs write for people: when the disk is full, what was there before stays, and
+no half of a new file or temporary file is left."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from helpers.recorded_job import busy_job, write_job
+
+from tangram_hpc import atomic_file
+from tangram_hpc.cli import main
+from tangram_hpc.errors import InvalidInput
+from tangram_hpc.simulator.pictures import curve_svg
+
+SIM = ("sim", "coding-200", "--cluster", "coding-200", "--policy", "fcfs:4", "--records")
+
+
+@contextmanager
+def no_file_beyond(size: int) -> Iterator[None]:
+    """Lets no write get a file beyond this size, which fails as on a full disk (EFBIG)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("words", [("report", "4711", "--simulate", "0", "-o"), SIM,
+                                   ("export", "csv", "-j", "4711", "-o")])
+def test_a_full_disk_leaves_the_file_of_before(
+        words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    if words[0] == "report":
+        pytest.importorskip("plotly")
+    write_job(tmp_path / "home", busy_job(400, 1, 4), "4711")
+    monkeypatch.setenv("TANGRAM_HOME", str(tmp_path / "home"))
+    (folder := tmp_path / "out").mkdir()
+    (target := folder / "file").write_text("before")
+    with no_file_beyond(50_000):
+        assert main([*words, str(target)]) == 2
+    assert "File too large" in capsys.readouterr().err
+    assert [path.name for path in folder.iterdir()] == ["file"]
+    assert target.read_text() == "before"
+
+
+def test_a_picture_that_cannot_be_written_leaves_the_one_of_before(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (target := tmp_path / "curve.svg").write_text("before")
+    with no_file_beyond(1000), pytest.raises(InvalidInput, match="File too large"):
+        monkeypatch.setattr(curve_svg, "svg", lambda panels: "x" * 2000)
+        curve_svg.write([], target)
+    assert target.read_text() == "before" and len([*tmp_path.iterdir()]) == 1
+
+
+def test_a_device_is_written_as_it_is_and_a_link_stays(tmp_path: Path) -> None:
+    with atomic_file.replacing_output(Path("/dev/null")) as path:
+        assert path == Path("/dev/null")
+    (target := tmp_path / "file").write_text("before")
+    (link := tmp_path / "link").symlink_to("file")
+    with atomic_file.replacing_output(link) as path:
+        path.write_text("new")
+    assert link.is_symlink() and target.read_text() == "new"
