@@ -124,7 +124,7 @@ class _Nodes:
     """The nodes of a job.
 
     Attributes:
-        most: CPUs, MiB and GPUs that were lent at one time, at most.
+        most: CPUs, MiB and GPUs that were lent at one time, at most; each may be of another time.
     """
 
     def __init__(self) -> None:
@@ -139,9 +139,10 @@ class _Nodes:
         elif isinstance(event, ev.NodeJoined):
             self._ever[event.node] = self._up[event.node] = event.spec
             up = self._up.values()
-            self.most = max(self.most, (sum(len(spec.cores) for spec in up),
-                                        sum(spec.mem_mib for spec in up),
-                                        sum(len(spec.gpus) for spec in up)))
+            cpus, mem_mib, gpus = self.most
+            self.most = (max(cpus, sum(len(spec.cores) for spec in up)),
+                         max(mem_mib, sum(spec.mem_mib for spec in up)),
+                         max(gpus, sum(len(spec.gpus) for spec in up)))
 
     @property
     def names(self) -> tuple[str, ...]:

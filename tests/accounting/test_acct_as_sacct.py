@@ -203,6 +203,16 @@ def test_the_row_of_a_job_tells_how_its_broker_ended_and_what_it_had_at_once() -
     assert (runs.state, runs.reason, runs.end_ns) == ("RUNNING", "", 90 * SECOND)
 
 
+def test_a_job_had_gpus_that_came_after_its_most_cpus_had_left() -> None:
+    """CPUs, memory and GPUs each have a maximum of their own."""
+    plain, gpu = (ev.NodeJoined(at * SECOND, number, NodeSpec(
+        f"n{number}", "n", tuple(range(cores)), mem_mib=mem, gpus=tuple(range(gpus))))
+        for at, number, cores, mem, gpus in ((20, 1, 64, 100, 0), (40, 2, 8, 900, 4)))
+    row = folded(ev.BrokerStarted(10 * SECOND, "4711", "elastic", "none", "ann"), plain,
+                 ev.NodeLost(30 * SECOND, 1, "gone"), gpu)
+    assert (row.cpus, row.mem_mib, row.gpus) == (64, 900, 4)
+
+
 def test_actions_that_a_killed_broker_left_open_have_an_end() -> None:
     """The next start of the job would end them so; it would go on with those that have a name."""
     events = [
