@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from .helpers.running_job import ends_in_order
+
 
 def add(verbs: Any) -> None:
     """Adds this verb to the command line."""
@@ -51,7 +53,8 @@ def go(args: argparse.Namespace) -> int:
         mem = sum(t.session.mem_mib for t in work.trajectories)
         cluster = Cluster.model_validate(
             {"nodes": [{"name": "n", "cpus": args.cpus, "mem_mib": max(1, mem)}]})
-    run = replay(work, cluster, args.policy, args.scale, args.seed)
+    with ends_in_order():  # the folder of the live job is removed
+        run = replay(work, cluster, args.policy, args.scale, args.seed)
     if args.records is not None:
         run.live.write(args.records)
     live, simulated, both = run.live.figures(), run.simulated.figures(), run.comparison()

@@ -242,6 +242,19 @@ def test_top_fits_a_terminal_and_q_ends_it(job: dict[str, Any]) -> None:
     assert "tool\\x1b[31m" in "\n".join(plain) and b"\x1b[31m\n" not in seen
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_top_that_is_killed_gives_the_terminal_back(job: dict[str, Any], number: int) -> None:
+    """As by `timeout 60 tangram top`: the screen of before, the cursor and the echo come back."""
+    with terminal([*TANGRAM, "top", "-d", "0.2"]) as (ours, ran):
+        before = termios.tcgetattr(ours)
+        read_until(ours, b"tangram top - job", 2)
+        assert termios.tcgetattr(ours) != before
+        ran.send_signal(number)
+        read_until(ours, b"\x1b[?25h")
+        assert ran.wait(30) == 128 + number
+        assert termios.tcgetattr(ours) == before
+
+
 def test_top_without_rich_says_what_to_install(job: dict[str, Any]) -> None:
     code = ("import sys; sys.modules['rich'] = None; from tangram_hpc.cli import main; "
             "sys.exit(main(['top']))")

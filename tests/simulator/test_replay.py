@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -145,3 +147,17 @@ def test_a_workload_that_cannot_be_replayed_is_refused_in_one_line(
         assert told.count("\n") == 1 and said in told
     with pytest.raises(InvalidInput, match="--first"):
         first(read_workload(work), 0)
+
+
+def test_a_replay_that_is_killed_leaves_no_folder(tmp_path: Path, short_folder: Path) -> None:
+    work, cluster = write(tmp_path, trajectories(1, 2))
+    ran = subprocess.Popen([sys.executable, "-m", "tangram_hpc", "replay", str(work), "--cluster",
+                            str(cluster), "--scale", "1"],
+                           env=os.environ | {"TMPDIR": str(short_folder)}, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not [*short_folder.glob("tangram-replay-*/jobs/*/access.json")]:
+        assert time.monotonic() < deadline and ran.poll() is None
+        time.sleep(0.05)
+    ran.terminate()
+    assert ran.wait(60) == 128 + signal.SIGTERM
+    assert [*short_folder.glob("tangram-replay-*")] == []

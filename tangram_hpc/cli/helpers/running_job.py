@@ -1,14 +1,17 @@
-"""How a verb that shows a running job reaches its broker, and how it shows the job again and again.
+"""How a verb that shows a running job reaches its broker, how it shows the job again and again, and
+how it ends.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from ...client.client import Client
@@ -101,3 +104,23 @@ def repeat(show: Callable[[], None], every_s: float | None, stamped: bool = True
             return 0
         print(end="\n" if stamped else "", flush=True)
         time.sleep(every_s)
+
+
+@contextmanager
+def ends_in_order() -> Iterator[None]:
+    """Lets SIGTERM and SIGHUP end the process as ^C does, by way of all `finally` clauses, for a
+    verb that has something to put back: its terminal, a file or a folder. A signal that is ignored,
+    as under `nohup`, stays so. Call it in the main thread.
+    """
+    def end(number: int, frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    taken = [number for number in (signal.SIGTERM, signal.SIGHUP)
+             if signal.getsignal(number) == signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)

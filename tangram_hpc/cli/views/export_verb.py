@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any
 
 from ..helpers import acct_jobs, ids, running_job
 
@@ -86,7 +85,8 @@ def _metrics(args: argparse.Namespace) -> int:
         if args.iterate is None and args.listen is None:
             _write(args.output, as_text(metrics).decode())
             return 0
-        _go_on(args, metrics)
+        with running_job.ends_in_order():
+            _go_on(args, metrics)
     return 0
 
 
@@ -96,7 +96,6 @@ def _go_on(args: argparse.Namespace, metrics: Any) -> None:
     from ...export.metrics import as_text
     from ...export.metrics_socket import serve_on
 
-    before = signal.signal(signal.SIGTERM, _end)
     try:
         if args.listen is not None:
             serve_on(args.listen, metrics)
@@ -108,12 +107,6 @@ def _go_on(args: argparse.Namespace, metrics: Any) -> None:
     finally:
         if args.output is not None:  # figures of a job that is over would stay for ever
             args.output.unlink(missing_ok=True)
-        signal.signal(signal.SIGTERM, before)
-
-
-def _end(number: int, frame: object) -> NoReturn:
-    """Ends the process so that its file or socket is removed on the way out."""
-    raise SystemExit(128 + number)
 
 
 def _grafana(args: argparse.Namespace) -> int:

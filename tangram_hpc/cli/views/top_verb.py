@@ -100,8 +100,8 @@ def _print_frames(client: Client, args: argparse.Namespace) -> None:
 def _show_live(client: Client, args: argparse.Namespace, rich: Any) -> None:
     """Draws frames on the whole terminal until a key ends it."""
     console = rich.console.Console(highlight=False)
-    with _keys() as pressed, rich.live.Live(console=console, screen=True,
-                                            auto_refresh=False) as live:
+    with (running_job.ends_in_order(), _keys() as pressed,
+          rich.live.Live(console=console, screen=True, auto_refresh=False) as live):
         count = 0
         while True:
             lines = frame(_ask(client), console.width, console.height)
