@@ -99,7 +99,7 @@ class JobFold:
         held_ns, _ = total(self._usage.rows.values())
         state, reason, end_ns = "COMPLETED", self._ended or "", fold.last_ns
         if self._ended is None:
-            state, reason, end_ns = (("RUNNING", "", now_ns) if served else
+            state, reason, end_ns = (("RUNNING", "", max(now_ns, fold.last_ns)) if served else
                                      ("FAILED", "its broker was killed", fold.last_ns))
         leads = [span for span in self._spans if span.job in (fold.job, f"{fold.job}+0")]
         end_ns = max([end_ns, *(span.end_ns for span in leads)])

@@ -152,6 +152,30 @@ def test_a_job_that_waits_in_the_queue_after_a_requeue_holds_no_cpus(stopped: bo
     assert (row.held_ns, row.span_ns, row.used_ns, row.nodes) == (2100, 900, 700, ["b"])
 
 
+def test_a_start_whose_clock_is_behind_makes_no_time_negative() -> None:
+    """The first start ends at 700. The second one begins at 150 by a clock that was set back: its
+    times count from 700 on, so that the named action, which spans both, begins again at 800 and
+    ends at 1000.
+    """
+    w, started = World(), ("77", "elastic", "none", "me")
+    w.happen(ev.BrokerStarted(50, *started))
+    w.happen(ev.NodeJoined(100, 1, NodeSpec("a", "h", (0, 1), 99, allocation="77")))
+    w.now = 198
+    named = w.submit(once="work", trusted=True)
+    w.plan()  # 200
+    w.happen(ev.EndpointDeclared(700, EndpointSpec("any", 1)))
+    w.happen(ev.BrokerStarted(150, *started))
+    w.happen(ev.NodeJoined(150, 2, NodeSpec("b", "h", (0, 1, 2), 99, allocation="77")))
+    w.now = 249
+    w.plan()  # 250
+    w.happen(ev.LeaseFinished(450, w.lease_of(named), Outcome(ActionState.COMPLETED), True))
+    folded, row = fold_with_job(w.events, True, now_ns=460)
+    record = folded.records[named]
+    assert (record.submit_ns, record.start_ns, record.end_ns) == (199, 800, 1000)
+    assert (folded.usage.held_ns, folded.usage.lent_ns) == (2 * 600 + 3 * 300, 500 + 200)
+    assert (row.held_ns, row.end_ns - row.start_ns) == (2100, 950)
+
+
 def test_a_call_that_is_cleaned_up_after_its_batch_has_one_record() -> None:
     """It ended while it waited behind the first call of the batch, which then ends."""
     w = World()
