@@ -7,7 +7,6 @@ broker it is one action of this client, with its limits and its accounting.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
@@ -66,14 +65,12 @@ class _Server:
     Attributes:
         _functions: by number, the pickle of each function, or the function once it was called.
         _calls: how many calls have begun.
-        _process: this process. A function may fork, and its children must not answer.
     """
 
     def __init__(self, connection: SocketConnection, until: float) -> None:
         self._connection, self._until = connection, until
         self._functions: dict[int, bytes | Callable[..., Any]] = {}
         self._calls = self._run_ns = 0
-        self._process = os.getpid()
         connection.limit(_STALL_S)
 
     def serve(self, idle_s: float) -> DirectReturn:
@@ -96,8 +93,6 @@ class _Server:
         self._calls += 1  # first of all: what was counted is never run again elsewhere
         began = time.monotonic_ns()
         returned = self._run(call)
-        if os.getpid() != self._process:
-            os._exit(isinstance(returned, ErrorReturn))
         run_ns = time.monotonic_ns() - began
         self._run_ns += run_ns
         over = time.monotonic() > self._until

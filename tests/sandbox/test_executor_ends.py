@@ -83,6 +83,25 @@ def test_a_function_that_raises_fails_with_its_error_and_trace(rig: Rig) -> None
     assert outcome.state is ActionState.FAILED and "no payload" in outcome.reason
 
 
+def test_a_child_that_a_function_forks_does_not_answer_for_it(rig: Rig) -> None:
+    """`os.fork` with `sys.exit` in the child is what daemons and old test harnesses do."""
+    def forks(leave: Any) -> int:
+        child = os.fork()
+        if child == 0:
+            return leave()
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    def fails() -> None:
+        forks(lambda: {}["in the child"])
+        raise ValueError("in the parent")
+
+    for leave, status in ((lambda: sys.exit(7), 7), (sys.exit, 0), (lambda: sys.exit("text"), 1),
+                          (lambda: 5, 0), (lambda: {}["absent"], 1)):
+        assert rig.value(lambda leave=leave: forks(leave)) == status
+    _, back, _ = rig.function(fails)
+    assert back.kind == "ValueError" and "KeyError: 'in the child'" in back.trace
+
+
 def test_a_runner_that_dies_fails_its_action_and_is_replaced(rig: Rig) -> None:
     outcome, back, _ = rig.function(os._exit, 9)
     assert (outcome.state, outcome.exit_code) == (ActionState.FAILED, 9)

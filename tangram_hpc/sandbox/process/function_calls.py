@@ -11,8 +11,9 @@ import os
 import pickle
 import sys
 import traceback
+import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import cloudpickle
 
@@ -49,18 +50,44 @@ def call_function(function: Callable[..., Any], arguments: bytes, pickled: bool)
         OverflowError: the result is too large.
         BaseException: whatever the function raises.
     """
-    args, kwargs = pickle.loads(arguments)
-    result = function(*args, **kwargs)
-    if inspect.iscoroutine(result):
-        import asyncio
+    process = os.getpid()
+    try:
+        args, kwargs = pickle.loads(arguments)
+        result = function(*args, **kwargs)
+        if inspect.iscoroutine(result):
+            import asyncio
 
-        result = asyncio.run(result)
+            result = asyncio.run(result)
+    except BaseException as error:
+        if os.getpid() != process:
+            _end_forked_child(error)
+        raise
+    if os.getpid() != process:
+        _end_forked_child(None)
     if isinstance(result, DirectReturn):
         return result
     value = _pack(result, pickled)
     if len(value.data) > PAYLOAD_MAX:
         raise OverflowError(f"a result of {len(value.data)} bytes is too large; return a path")
     return value
+
+
+def _end_forked_child(error: BaseException | None) -> NoReturn:
+    """Ends a child that the function has forked and that has left the function, with the exit
+    status that a Python program would have. Only the parent may answer: the child has inherited
+    the worker's socket, and its answer would be taken for the function's.
+    """
+    code: object = None if error is None else 1
+    try:
+        if isinstance(error, SystemExit):
+            code = error.code
+        elif error is not None:
+            traceback.print_exception(type(error), error, _from_users_code(error))
+        if code is not None and not isinstance(code, int):
+            print(code, file=sys.stderr)
+        _flush_streams()
+    finally:
+        os._exit(code & 0xFF if isinstance(code, int) else code is not None)
 
 
 def failure_of(error: BaseException) -> tuple[ErrorReturn, str]:
@@ -126,11 +153,15 @@ def _pack(result: Any, pickled: bool) -> ValueReturn:
     return ValueReturn(cloudpickle.dumps(result), True)
 
 
-def _trace(error: BaseException) -> str:
+def _from_users_code(error: BaseException) -> types.TracebackType | None:
     """The traceback from the user's code on: what calls a function is no part of it."""
     frames, last = error.__traceback__, error.__traceback__
     while last is not None:
         if last.tb_frame.f_code.co_filename == __file__:
             frames = last.tb_next
         last = last.tb_next
-    return "".join(traceback.format_exception(type(error), error, frames))
+    return frames
+
+
+def _trace(error: BaseException) -> str:
+    return "".join(traceback.format_exception(type(error), error, _from_users_code(error)))
