@@ -222,10 +222,14 @@ class LocalCluster:
 
     def _not_started(self, part: str) -> BrokerUnreachable:
         """Makes the error of a part that ended, with the last line of its log."""
+        return BrokerUnreachable(f"a {part} did not start: {self._last_line(part)}")
+
+    def _last_line(self, part: str) -> str:
+        """Returns the last line of a part's log, and the log's path."""
         path = self.folder / f"{part}.log"
         said = path.read_text(errors="replace").strip().rpartition("\n")[2]
         said = said.removeprefix("tangram: ").removeprefix("error: ")
-        return BrokerUnreachable(f"a {part} did not start: {said or 'it said nothing'} ({path})")
+        return f"{said or 'it said nothing'} ({path})"
 
     def _await_workers(self) -> None:
         assert self.client is not None
@@ -295,15 +299,24 @@ class LocalCluster:
                 told = f"tangram: no worker of {self.job} is left ({self.folder / 'worker.log'})"
                 if short > _AGAIN_MAX:
                     print(f"{told}; it is not started again", file=sys.stderr, flush=True)
-                    return
+                    return self._end_broker()
                 print(f"{told}; starting anew", file=sys.stderr, flush=True)
                 del self._children[1:]
                 try:
                     self._spawn_workers()
                 except (OSError, InvalidInput) as error:
                     print(f"tangram: a worker cannot be started: {error}", file=sys.stderr)
-                    return
+                    return self._end_broker()
                 workers = self._children[1:]
+
+    def _end_broker(self) -> None:
+        """Ends the broker, because no worker will come: its clients would wait for ever."""
+        said = self._last_line("worker")
+        with contextlib.suppress(TangramError):  # the client may be closed
+            if self.client is not None:
+                self.client.shutdown_broker(f"its workers ended: {said}")
+                return
+        self._children[0].terminate()
 
     def _await_living_broker(self) -> bool:
         """Waits until the broker serves, which may be crashing or starting again just now. Returns

@@ -307,12 +307,15 @@ def test_workers_that_end_at_once_are_not_started_again(
         tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with LocalCluster(cpus=1, home=tmp_path) as c:
         monkeypatch.setitem(environ_of(c), "TANGRAM_SCRATCH", "/proc/nowhere")
+        waits = c.submit(["sleep", "100"], retries=5)
         os.kill(workers_of(c)[0].pid, signal.SIGKILL)
         deadline = time.monotonic() + 60
         said = ""
         while "not started again" not in said and time.monotonic() < deadline:
             time.sleep(0.1)
             said += capfd.readouterr().err
+        with pytest.raises(tangram_hpc.BrokerUnreachable, match=r"its workers ended: .*/proc/nowhere.*log\)"):
+            waits.result(30)
     assert said.count("starting anew") == 3 and said.count("it is not started again") == 1
 
 
