@@ -51,14 +51,28 @@ def own_dir(environ: Mapping[str, str], job: str) -> Path:
     named cluster, else `JOB`.
 
     Raises:
-        InvalidInput: The job's name cannot be the name of a folder.
+        InvalidInput: The job's name cannot be the name of a folder, or the path is not UTF-8.
     """
     if not job or "/" in job or job.startswith("."):
         raise InvalidInput(f"job: {job!r} is not a job id")
     place = slurm_place(environ)
     cluster = place.cluster if place is not None and place.job == job else ""
-    return tangram_home(environ) / "jobs" / (f"{job}@{cluster.replace('/', '_')}" if cluster
-                                             else job)
+    home = tangram_home(environ)
+    _check_utf8("TANGRAM_HOME", str(home))
+    return home / "jobs" / (f"{job}@{cluster.replace('/', '_')}" if cluster else job)
+
+
+def _check_utf8(setting: str, path: str) -> None:
+    """Checks a folder whose path travels in messages, whose texts are UTF-8.
+
+    Raises:
+        InvalidInput: The path is not UTF-8.
+    """
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput(f"{setting}: the path {path!r} is not UTF-8; set {setting} to another "
+                           "folder") from None
 
 
 def job_dir(environ: Mapping[str, str], job: str) -> Path:
@@ -197,9 +211,10 @@ def make_scratch(environ: Mapping[str, str], named: str, what: str) -> Path:
         what: "worker" or "broker", for the folder's name.
 
     Raises:
-        InvalidInput: The folder cannot be made.
+        InvalidInput: The folder cannot be made, or its path is not UTF-8.
     """
     base = named or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or tempfile.gettempdir()
+    _check_utf8("scratch", base)
     job = environ.get("SLURM_JOB_ID", "")
     try:
         scratch.own(base)

@@ -16,7 +16,7 @@ import pytest
 
 from tangram_hpc.cli import main
 from tangram_hpc.errors import InvalidInput
-from tangram_hpc.storage.rundir import make_scratch, sweep_scratch
+from tangram_hpc.storage.rundir import make_scratch, own_dir, sweep_scratch
 
 REPO = Path(__file__).resolve().parents[2]
 AS_ROOT = os.geteuid() == 0
@@ -198,3 +198,12 @@ def test_a_scratch_lock_that_is_a_link_or_a_pipe_is_neither_followed_nor_awaited
     os.mkfifo(piped / ".alive")
     assert good in sweep_scratch(tmp_path)
     assert not good.exists() and not made.exists()
+
+
+def test_a_path_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    """It could not travel in a message: broker and workers would end with a traceback."""
+    path = os.fsdecode(bytes(tmp_path) + b"/\xff")
+    with pytest.raises(InvalidInput, match="^TANGRAM_HOME: the path .*udcff.* is not UTF-8; set "):
+        own_dir({"TANGRAM_HOME": path}, "7")
+    with pytest.raises(InvalidInput, match="^scratch: the path .*udcff' is not UTF-8; set scratch"):
+        make_scratch({"TMPDIR": path}, "", "worker")
