@@ -314,7 +314,8 @@ def test_workers_that_end_at_once_are_not_started_again(
         while "not started again" not in said and time.monotonic() < deadline:
             time.sleep(0.1)
             said += capfd.readouterr().err
-        with pytest.raises(tangram_hpc.BrokerUnreachable, match=r"its workers ended: .*/proc/nowhere.*log\)"):
+        with pytest.raises(tangram_hpc.BrokerUnreachable,
+                           match=r"its workers ended: .*/proc/nowhere.*log\)"):
             waits.result(30)
     assert said.count("starting anew") == 3 and said.count("it is not started again") == 1
 

@@ -203,7 +203,7 @@ def test_a_scratch_lock_that_is_a_link_or_a_pipe_is_neither_followed_nor_awaited
 def test_a_path_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
     """It could not travel in a message: broker and workers would end with a traceback."""
     path = os.fsdecode(bytes(tmp_path) + b"/\xff")
-    with pytest.raises(InvalidInput, match="^TANGRAM_HOME: the path .*udcff.* is not UTF-8; set "):
+    with pytest.raises(InvalidInput, match=r"^TANGRAM_HOME: the path .*udcff.* is not UTF-8; set "):
         own_dir({"TANGRAM_HOME": path}, "7")
-    with pytest.raises(InvalidInput, match="^scratch: the path .*udcff' is not UTF-8; set scratch"):
+    with pytest.raises(InvalidInput, match=r"^scratch: the path .*udcff' is not UTF-8; set"):
         make_scratch({"TMPDIR": path}, "", "worker")
