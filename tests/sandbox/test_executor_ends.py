@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -323,3 +324,17 @@ def test_the_executor_works_for_an_unprivileged_user() -> None:
     with ordinary_user() as user:
         done = user.run("-c", program, str(user.folder / "rig"), timeout_s=120)
         assert done.stdout == "fine\n", done.stderr
+
+
+def test_a_nodes_own_limit_of_file_sizes_below_that_of_the_disk_is_kept(tmp_path: Path) -> None:
+    """As where a site sets `ulimit -f`: a process may not raise it."""
+    rig = Rig(tmp_path, trusted=False, disk_mib=64, compiled=False)
+    try:
+        most = 1 << 20
+        resource.prlimit(rig.executor.fork_server_pid, resource.RLIMIT_FSIZE, (most, most))
+        assert rig.shell("ulimit -f")[1].stdout.split() == [b"2048"]
+        outcome, back = rig.shell("head -c 3000000 /dev/zero >large")
+        assert outcome.exit_code == 153 and b"File size limit" in back.stderr
+        assert rig.shell("echo on")[1].stdout == b"on\n"
+    finally:
+        rig.close()

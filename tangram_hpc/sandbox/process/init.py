@@ -756,7 +756,9 @@ class Init:
         """
         if disk_mib and disk_mib != self._file_mib:
             self._file_mib, size = disk_mib, disk_mib << 20
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+            hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+            if hard == resource.RLIM_INFINITY or size < hard:  # no limit may be raised
+                resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
     def _end(self) -> None:
         """Ends all processes of the sandbox.
