@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import fcntl
 import os
 import subprocess
 import sys
@@ -123,7 +124,7 @@ class LocalCluster:
             raise not_ours("LocalCluster", self._owner, self._again())
         self._owner = os.getpid()
         _clusters.add(self)
-        self._lifeline_read, self._lifeline = os.pipe2(os.O_CLOEXEC)
+        self._lifeline_read, self._lifeline = _pipe()
         try:
             broker = self._spawn_broker()
             self._await_broker(broker)
@@ -392,6 +393,18 @@ def _take_back(cluster: LocalCluster) -> None:
     elif os.environ.get("TANGRAM_ACCESS") == ours:
         os.environ.pop("TANGRAM_ACCESS")
         os.environ.update({} if before is None else {"TANGRAM_ACCESS": before})
+
+
+def _pipe() -> tuple[int, int]:
+    """Makes a pipe whose ends are not 0 to 2. Where this process was started without standard
+    streams those numbers are free, but a child has its own streams there."""
+    ends = os.pipe2(os.O_CLOEXEC)
+    try:
+        reading, writing = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in ends)
+    finally:
+        for end in ends:
+            os.close(end)
+    return reading, writing
 
 
 def _text(value: Any) -> str:

@@ -150,6 +150,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is None:
         _open_closed_streams()
+        # some launchers leave SIGCHLD ignored, which would hide how each child ended, or blocked
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
         _escape_what_stdout_has_not()
         # Imports make 70,000 objects that live to the end: 100 collections would take 30 ms of 400.
         gc.set_threshold(100_000, 20, 100)

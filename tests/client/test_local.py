@@ -332,6 +332,20 @@ def test_a_broker_that_ends_says_so_and_leaves_a_tombstone(tmp_path: Path) -> No
     c.close()
 
 
+@pytest.mark.parametrize("start", [
+    "os.closerange(0, 3)", "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+    "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())"])
+def test_it_starts_without_standard_streams_and_with_signals_ignored_or_blocked(
+        tmp_path: Path, start: str) -> None:
+    said = tmp_path / "said"
+    code = (f"import os, pathlib, signal, sys\n{start}\nimport tangram_hpc\n"
+            "with tangram_hpc.LocalCluster(cpus=1, home=sys.argv[1]) as c:\n"
+            "    text = c.submit('kill -9 $$').result(60).reason\n"
+            "pathlib.Path(sys.argv[2]).write_text(text)\n")
+    subprocess.run([sys.executable, "-c", code, str(tmp_path), str(said)], timeout=120)
+    assert said.exists() and "SIGKILL" in said.read_text()
+
+
 def test_all_processes_end_with_a_killed_parent(tmp_path: Path, short_folder: Path) -> None:
     code = ("import tangram_hpc, time\n"
             "c = tangram_hpc.LocalCluster(cpus=1).start()\n"
