@@ -142,7 +142,7 @@ def _connect_over_mpi(environ: Mapping[str, str], name: str, tenant: str) -> Cli
                     again=f"tangram_hpc.connect({world.access!r}{_for_tenant(tenant)})",
                     back_within_s=_back_within_s(dialer), tenant=tenant,
                     direct=direct_transport(dialer, world.job))
-    mpi.leave_after(client)
+    world.keep(client)
     return client
 
 

@@ -99,6 +99,26 @@ def test_actions_of_two_ranks_come_back_right(cluster: LocalCluster) -> None:
 
 
 @mpi
+@pytest.mark.parametrize("close", ["c.close()", "pass"])
+def test_a_rank_that_finalises_mpi_itself_keeps_no_other_one(cluster: LocalCluster,
+                                                             close: str) -> None:
+    done = world(cluster, f"""
+import tangram_hpc
+c = tangram_hpc.connect()
+assert c.submit(abs, -1).result(60) == 1
+if tangram_hpc.comm.rank == 0:
+    from mpi4py import MPI
+    {close}
+    MPI.Finalize()
+else:
+    assert c.submit(abs, -2).result(60) == 2
+print("fine")
+""")
+    assert (done.returncode, done.stdout.count("fine")) == (0, 2), done.stderr
+    assert lines_of_ours(done) == []
+
+
+@mpi
 def test_ranks_share_an_endpoint(cluster: LocalCluster) -> None:
     done = world(cluster, PARENT + """
     import asyncio

@@ -11,7 +11,6 @@ child process (`mpi_watchdog.py`), since MPI_Init waits for ever for a rank that
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import sys
@@ -108,18 +107,9 @@ def _bring_together(environ: Mapping[str, str], card: RankCard) -> MpiWorld:
         raise problem
     assert _met is not None
     if card.role == "trainer":
-        atexit.register(_met.leave)
         _met.stay()
         note_exit_status()
     return _met
-
-
-def leave_after(client: Any) -> None:
-    """Closes this client before its rank leaves the world. A reference to the client is kept until
-    then, because the thread of its connection lives on when the program holds no reference to the
-    client any more.
-    """
-    atexit.register(client.close)
 
 
 def _start() -> tuple[Any, bool]:

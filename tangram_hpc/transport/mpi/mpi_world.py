@@ -8,7 +8,9 @@ handed in, since `mpi.py` alone may import it.
 Where a rank has died or the gateway is silent, no rank may finalise, because MPI_Finalize waits for
 dead ranks. `MpiWorld.leave` decides whether a rank may finalise, and ends the process without
 MPI_Finalize where mpi4py would call it. Should MPI_Finalize wait for a rank that died just then,
-the process ends all the same after a minute, with its own status.
+the process ends all the same after a minute, with its own status. A program that calls MPI.Finalize
+itself leaves the world there: MPI_Finalize at first deletes the attributes of COMM_SELF, and one of
+these is ours.
 """
 
 from __future__ import annotations
@@ -76,13 +78,27 @@ class MpiWorld:
         self._mpi, self._own_finalize = MPI, own_finalize
         self._opened, self._owner = 0, os.getpid()  # connections made; the process that met
         self._ending = False  # whether we already run this process's exit handlers
+        self._left = False  # whether this rank has told the gateway that it leaves
+        self._clients: list[Any] = []
         self._channel: MpiChannel | None = None
         self._presence = Presence(self.wire, self.gateway, self._idle, self.lose)
 
     def stay(self) -> None:
-        """Tells the gateway from now on that this trainer lives, whether or not it has a client."""
+        """Tells the gateway from now on that this trainer lives, whether or not it has a client,
+        and leaves the world before MPI is finalised.
+        """
+        atexit.register(self.leave)
+        key = self._mpi.Comm.Create_keyval(delete_fn=lambda *_: self._part())
+        self._mpi.COMM_SELF.Set_attr(key, None)
         if self.usable:
             self._presence.start()
+
+    def keep(self, client: Any) -> None:
+        """Keeps a client, which is closed before its rank leaves the world: the thread of its
+        connection lives on when the program holds no reference to the client any more.
+        """
+        self._clients.append(client)
+        atexit.register(client.close)
 
     def dial(self, spin_us: int) -> MpiChannel:
         """Opens a new connection with the broker (implements `ports.Dial`).
@@ -122,7 +138,7 @@ class MpiWorld:
         self.dead = self.dead or why
 
     def leave(self) -> None:
-        """Leaves the world at a trainer's end; the client must be closed.
+        """Closes the clients, and leaves the world at a trainer's end.
 
         The rank tells the gateway, waits for its answer as long as its heartbeats come, and
         finalises MPI if that cannot hang. To a gateway from which nothing comes, it sends nothing.
@@ -133,16 +149,24 @@ class MpiWorld:
         """
         if self.forked:  # the child of a fork must not touch MPI
             return self._leave_child()
+        if not self._mpi.Is_finalized():
+            self.finalize(self._part())
+
+    def _part(self) -> bool:
+        """Tells the gateway that this rank leaves; returns whether MPI may be finalised."""
+        if self._left:
+            return True
+        self._left = True
+        for client in self._clients:
+            client.close()
         failed = hasattr(sys, "last_value")  # whether an exception ends this program
-        if self._mpi.Is_finalized():
-            return
         self._presence.stop()
         can = self._gateway_lives() and self._may_finalize(b"!" if failed else b"")
         if self.shares_fate and not failed:
             can = self._all_can(can)
         if not can:
             self.lose("it did not let us finalise")
-        self.finalize(can)
+        return can
 
     def _gateway_lives(self) -> bool:
         if self.shares_fate:
