@@ -21,7 +21,7 @@ from tangram_hpc import InvalidInput, SessionLost
 
 from .harness.session_options import session_options
 from .process_client import SessionSlot
-from .text_episodes import SandboxEpisode, TaskSettings
+from .text_episodes import SandboxEpisode, TaskSettings, seconds_of
 from .tool_answers import answer_text
 
 
@@ -74,14 +74,16 @@ class SandboxToolGroup(ToolGroup):
         timeout_s: the time limit of each call, in seconds.
 
     Raises:
-        InvalidInput: an argument of the session is unknown; the message names it.
+        InvalidInput: an argument of the session is unknown, or the time limit is no number; the
+            message names it.
 
     Example:
         self.init_tool_groups([SandboxToolGroup({"mem": "512M"})])
     """
 
     def __init__(self, session: Mapping[str, Any] | None = None, timeout_s: float = 30.0) -> None:
-        self._options, self._timeout_s = session_options(session), timeout_s
+        self._options = session_options(session)
+        self._timeout_s = seconds_of(timeout_s, "timeout_s")
         self._slot = SessionSlot(self)
         super().__init__(name="TangramSandbox")
 

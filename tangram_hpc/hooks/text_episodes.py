@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from tangram_hpc import BrokerUnreachable, Future, InvalidInput, Session, SessionLost
@@ -55,10 +57,12 @@ class TaskSettings:
 
     @classmethod
     def of(cls, told: Any) -> TaskSettings:
-        """Reads settings from a mapping or from attributes; a missing setting has its default.
+        """Reads settings from a mapping or from attributes; a missing setting has its default. A
+        value of None counts as missing.
 
         Raises:
-            InvalidInput: a mapping has a name that is not known, or its `session` has one.
+            InvalidInput: a mapping has a name that is not known, or its `session` has one; or a
+                number is out of range or no number.
         """
         names = list(cls.__dataclass_fields__)
         if isinstance(told, Mapping) or hasattr(told, "items"):
@@ -68,7 +72,36 @@ class TaskSettings:
                                    f"{', '.join(names)}")
         else:
             values = {name: getattr(told, name) for name in names if hasattr(told, name)}
+        values = {name: value for name, value in values.items() if value is not None}
+        _check_numbers(values)
         return cls(**{**values, "session": session_options(values.get("session"))})
+
+
+def _check_numbers(values: Mapping[str, Any]) -> None:
+    """Refuses a setting that is no number, such as "30", before an episode begins. Otherwise each
+    command of each episode would fail for a reason that the policy cannot remove."""
+    for name in {"timeout_s", "command_timeout_s"} & values.keys():
+        seconds_of(values[name], name)
+    for name in {"max_turns", "answer_max"} & values.keys():
+        value = values[name]
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+            raise InvalidInput(f"{name}: {value!r} is not a whole number > 0")
+
+
+def seconds_of(value: Any, where: str) -> float:
+    """Returns a time limit of an adapter, checked.
+
+    Args:
+        value: the time limit in seconds.
+        where: the setting that holds it, for the error.
+
+    Raises:
+        InvalidInput: it is not a number > 0.
+    """
+    known = isinstance(value, Real) and not isinstance(value, bool)
+    if not known or not 0 < float(value) < math.inf:
+        raise InvalidInput(f"{where}: {value!r} is not a number of seconds > 0")
+    return float(value)
 
 
 @dataclass(frozen=True)

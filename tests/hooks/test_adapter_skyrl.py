@@ -197,6 +197,28 @@ def test_a_setting_that_is_not_known_is_refused() -> None:
             refused()
 
 
+@pytest.mark.parametrize(("settings", "named"), [
+    ({"timeout_s": "30"}, "timeout_s: '30' is not a number of seconds > 0"),
+    ({"command_timeout_s": 0}, "command_timeout_s: 0 is not"),
+    ({"timeout_s": True}, "timeout_s: True is not"),
+    ({"max_turns": "8"}, "max_turns: '8' is not a whole number > 0"),
+    ({"max_turns": 0}, "max_turns: 0 is not"), ({"answer_max": 0.5}, "answer_max: 0.5 is not")])
+def test_a_number_that_is_none_is_refused_before_an_episode_begins(
+        settings: dict[str, Any], named: str) -> None:
+    """The policy would otherwise be told at each command that it cannot be run."""
+    with pytest.raises(InvalidInput, match=re.escape(named)):
+        SandboxEnv(settings)
+    if "timeout_s" in settings:
+        with pytest.raises(InvalidInput, match=re.escape(named)):
+            SandboxToolGroup(timeout_s=settings["timeout_s"])
+
+
+def test_a_setting_without_a_value_has_its_default() -> None:
+    """As a configuration file gives it: `timeout_s:` with nothing behind it."""
+    env = SandboxEnv({"timeout_s": None, "max_turns": None, "session": None})
+    assert (env.episode.settings.timeout_s, env.max_turns) == (30.0, 8)
+
+
 @pytest.mark.long
 def test_skyrl_goes_on_with_the_jobs_next_broker(tmp_path: Path) -> None:
     check_restart(TestSkyrl(), tmp_path)
