@@ -64,6 +64,7 @@ class TangramSandbox(SandboxEnvironment):
 
         Raises:
             InvalidInput: the file of the configuration has a wrong key; the message names it.
+            FileFailed: one of the `files` that it names cannot be written.
         """
         await cls.task_init(task_name, config)
         client = TangramSandbox.client
@@ -73,6 +74,8 @@ class TangramSandbox(SandboxEnvironment):
         session = client.session(**{"name": task_name[:80], **options})
         try:
             await asyncio.wrap_future(session.opened)
+            for each in session.first:
+                await each
         except BaseException:  # a sample that is cancelled here is not cleaned up by Inspect
             session.close()
             raise

@@ -86,6 +86,7 @@ class MiniSweEnvironment:
         InvalidInput: a key, or a key of `session`, is unknown or has a wrong value.
         InfeasibleRequest: no node can ever hold the session.
         TimeoutError: the session did not open within `pull_timeout`.
+        FileFailed: one of the session's `files` cannot be written.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -100,10 +101,12 @@ class MiniSweEnvironment:
                                f"{', '.join(known)} and arguments of Client.session")
         self.config = MiniSweEnvironmentConfig(image=_plain(image), session=session, **options)
         ttl = {"ttl_s": _duration(self.config.container_timeout)}
-        opened = self._slot.open({"image": self.config.image, "env": self.config.env, **ttl,
-                                  **session}).opened
+        opening = self._slot.open({"image": self.config.image, "env": self.config.env, **ttl,
+                                   **session})
         try:
-            opened.result(self.config.pull_timeout or None)
+            opening.opened.result(self.config.pull_timeout or None)
+            for each in opening.first:
+                each.result()
         except BaseException:
             self.cleanup()
             raise

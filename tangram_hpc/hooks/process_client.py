@@ -19,7 +19,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tangram_hpc import (
@@ -31,6 +31,7 @@ from tangram_hpc import (
     TangramError,
     connect,
 )
+from tangram_hpc.errors import FileFailed
 
 from .harness.session_options import session_options
 
@@ -120,6 +121,29 @@ async def lasting(submit: Callable[[Client], Future], patience_s: float = 600.0)
             if _shared.given or now >= until:
                 raise
             await asyncio.sleep(_PAUSE_S)
+
+
+@contextlib.contextmanager
+def first_files(session: Session) -> Iterator[list[Future]]:
+    """Gives the futures of the files that a session was opened with, to be awaited.
+
+    `with session` awaits them too, but the adapters open sessions without waiting for them. If
+    nobody asked, a policy would work, and be judged, in a sandbox that lacks files of its task.
+
+    Args:
+        session: the session. It is closed if a file cannot be written.
+
+    Raises:
+        FileFailed: as soon as it is awaited, the future of a file that cannot be written; the data
+            or the options of the session are wrong.
+    """
+    try:
+        yield session.first
+    except FileFailed:
+        session.first = []  # the error's traceback would keep the session's owner from its end
+        with contextlib.suppress(TangramError):
+            session.close()
+        raise
 
 
 def when_collected(owner: object, call: Callable[[], None]) -> None:

@@ -20,7 +20,7 @@ from skyrl_gym.tools.core import ToolGroup, tool
 from tangram_hpc import InvalidInput, SessionLost
 
 from .harness.session_options import session_options
-from .process_client import SessionSlot
+from .process_client import SessionSlot, first_files
 from .text_episodes import SandboxEpisode, TaskSettings, seconds_of
 from .tool_answers import answer_text
 
@@ -104,6 +104,9 @@ class SandboxToolGroup(ToolGroup):
     def _answer(self, argv: list[str], text: str) -> str:
         session = self._slot.session or self._slot.open(self._options)
         try:
+            with first_files(session) as files:
+                for each in files:
+                    each.result()
             result = session.exec(argv, stdin=text, timeout=self._timeout_s,
                                   keep="both").result()
         except SessionLost as error:

@@ -24,7 +24,7 @@ from tangram_hpc import BrokerUnreachable, Future, InvalidInput, Session, Sessio
 from tangram_hpc.errors import FileFailed
 
 from .harness.session_options import session_options
-from .process_client import SessionSlot, process_client
+from .process_client import SessionSlot, first_files, process_client
 from .tool_answers import TEXT_MAX, answer_text
 
 # tool -> the command that runs it, and the name of the argument that the command gets as stdin
@@ -182,7 +182,11 @@ class SandboxEpisode:
 
     def act(self, answer: str) -> EpisodeTurn:
         """Carries out one answer of the policy. If the command fails, takes too long or cannot be
-        sent, or if the sandbox is lost, the observation says so."""
+        sent, or if the sandbox is lost, the observation says so.
+
+        Raises:
+            FileFailed: a file of the task cannot be written; the data must be corrected.
+        """
         return _run(self._act(answer))
 
     async def act_async(self, answer: str) -> EpisodeTurn:
@@ -196,6 +200,7 @@ class SandboxEpisode:
 
         Raises:
             InvalidInput: neither the task nor the settings have a command.
+            FileFailed: as for `act`.
         """
         return _run(self._score())
 
@@ -220,6 +225,8 @@ class SandboxEpisode:
         argv, text = action
         limit = self.settings.timeout_s
         try:
+            with first_files(session) as files:
+                yield from files
             result = yield session.exec(argv, stdin=text, timeout=limit, keep="both")
         except (SessionLost, BrokerUnreachable) as error:
             self.lost = True
@@ -235,6 +242,8 @@ class SandboxEpisode:
         if session is None or self.lost:
             return 0.0
         try:
+            with first_files(session) as files:
+                yield from files
             if not (yield from _written(session, self._task.get("tests", {}))):
                 return 0.0
             result = yield session.exec(self.command, timeout=self.settings.command_timeout_s,

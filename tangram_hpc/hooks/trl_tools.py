@@ -19,6 +19,7 @@ environment to the policy as a tool, so helper methods for subclasses begin with
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future as ThreadFuture
@@ -27,7 +28,7 @@ from typing import Any
 
 from tangram_hpc import BrokerUnreachable, ExecResult, Session, SessionLost
 
-from .process_client import SessionSlot, lasting
+from .process_client import SessionSlot, first_files, lasting
 from .tool_answers import TEXT_MAX, answer_text
 
 _THREADS_MAX = 512  # the most rollouts of one turn whose tools run at the same time
@@ -216,7 +217,13 @@ class _Call:
 
 async def _scored(call: _Call, grade: Callable[[ExecResult], float], limits: dict[str, Any]
                   ) -> float | None:
-    """Returns the reward of one rollout; None if its session was lost."""
+    """Returns the reward of one rollout; None if its session was lost. Raises FileFailed if its
+    session lacks files that it was to begin with."""
+    if isinstance(call.environment, SandboxEnvironment) and call.environment.slot.session:
+        with contextlib.suppress(SessionLost, BrokerUnreachable), \
+                first_files(call.environment.slot.session) as files:
+            for each in files:
+                await each
     if callable(call.score) and not inspect.iscoroutinefunction(call.score):
         return _number(await _outside(call.score, call.values, limits))
     try:

@@ -24,7 +24,7 @@ from helpers.adapter_behaviours import (
 skyrl_stand_in.install()
 
 from tangram_hpc import LocalCluster  # noqa: E402
-from tangram_hpc.errors import InvalidInput  # noqa: E402
+from tangram_hpc.errors import FileMissing, InvalidInput  # noqa: E402
 from tangram_hpc.hooks.skyrl_gym import SandboxEnv, SandboxToolGroup  # noqa: E402
 
 __all__ = ["adapters_cluster"]
@@ -125,6 +125,20 @@ def test_files_that_a_row_of_the_data_does_not_have_are_not_written(
     env = made(task)
     assert env.step("It is done.")["reward"] == 1.0
     env.close()
+
+
+def test_a_task_whose_files_cannot_be_written_is_an_error(cluster: LocalCluster) -> None:
+    """The policy would otherwise work, and be judged, without files of its task."""
+    bad = {"command": "true", "files": {"/proc/nothing/here": "6 * 7"}}
+    for action in ("<bash>ls</bash>", "It is done."):
+        env = made(bad)
+        with pytest.raises(FileMissing, match="/proc/nothing/here"):
+            env.step(action)
+        assert eventually(lambda: sessions_open(cluster) == 0)
+    group = SandboxToolGroup({"files": bad["files"]})
+    with pytest.raises(FileMissing):
+        group.bash("ls")
+    group.close()
 
 
 def test_a_text_that_no_command_can_have_is_told_to_the_policy(cluster: LocalCluster) -> None:

@@ -3,6 +3,7 @@ stand-in with the order of TRL's own tool loop, because TRL needs torch."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 from pathlib import Path
@@ -20,7 +21,7 @@ from helpers.adapter_behaviours import (
 from helpers.trl_stand_in import GRPOTrainer
 
 from tangram_hpc import LocalCluster
-from tangram_hpc.errors import InvalidInput, TangramError
+from tangram_hpc.errors import FileMissing, InvalidInput, TangramError
 from tangram_hpc.hooks.trl_tools import (
     SandboxEnvironment,
     ShellEnvironment,
@@ -193,6 +194,24 @@ def test_rewards_of_functions_and_of_lost_sessions(cluster: LocalCluster) -> Non
     assert trainer._calculate_rewards(rows, rows, [[], []], []) == [
         [0.0, 0.0], [None, 5.0], [None, 0.0]]
     release_environments(trainer.pool)
+
+
+def test_a_rollout_without_files_of_its_task_has_no_reward(cluster: LocalCluster) -> None:
+    class Task(Shell):
+        options = {"files": {"/proc/nothing/here": "6 * 7"}}
+
+    async def one(environment: Any, **row: Any) -> float:
+        return 1.0
+
+    def outside(**row: Any) -> float:
+        return 1.0
+
+    for score in (["true"], one, outside):
+        environment = Task()
+        environment.reset()
+        with pytest.raises(FileMissing, match="/proc/nothing/here"):
+            asyncio.run(reward_function(score)(["p"], ["c"], environments=[environment]))
+        release_environments([environment])
 
 
 def test_a_column_that_names_the_environment_does_not_hide_it(cluster: LocalCluster) -> None:

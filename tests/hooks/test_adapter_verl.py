@@ -94,6 +94,14 @@ def test_an_empty_stdin_of_the_settings_is_an_empty_input(cluster: LocalCluster)
     assert say(tool(argv=["cat"], stdin=None), Trajectory("empty")) == ""
 
 
+def test_files_of_the_settings_that_cannot_be_written_are_named(cluster: LocalCluster) -> None:
+    one = tool(session={"files": {"/proc/nothing/here": "x"}})
+    trajectory = Trajectory("lacks files")
+    assert "/proc/nothing/here" in say(one, trajectory, command="ls")
+    assert "the sandbox is gone" in say(one, trajectory, command="ls")
+    assert eventually(lambda: sessions_open(cluster) == 0)
+
+
 def test_an_id_that_comes_again_is_another_trajectory(cluster: LocalCluster) -> None:
     one, first, second = tool(), Trajectory("det-0"), Trajectory("det-0")
     say(one, first, command="echo old > file")

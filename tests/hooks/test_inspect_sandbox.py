@@ -102,3 +102,14 @@ def test_a_sample_that_is_cancelled_while_it_waits_leaves_no_session(tmp_path: P
         with client.session(mem=1000) as after:  # opens if nothing else is left
             after.opened.result(30)
         assert eventually(lambda: sessions_open(running) == 0)
+
+
+def test_a_sample_whose_files_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    config = tmp_path / "tangram-sandbox.json"
+    config.write_text(json.dumps({"files": {"/proc/nothing/here": "x"}}))
+    running = LocalCluster(cpus=1, home=tmp_path / "home")
+    with inspect_stood_in() as module, running as client:
+        module.TangramSandbox.client = client
+        with pytest.raises(FileNotFoundError, match="/proc/nothing/here"):
+            asyncio.run(module.TangramSandbox.sample_init("task", str(config), {}))
+        assert eventually(lambda: sessions_open(running) == 0)

@@ -23,7 +23,7 @@ from helpers.other_python import client_env, make_venv
 from helpers.repair_task import repair_task
 
 from tangram_hpc import LocalCluster, Session
-from tangram_hpc.errors import InvalidInput, TangramError
+from tangram_hpc.errors import FileMissing, InvalidInput, TangramError
 from tangram_hpc.hooks.mini_swe_agent import MiniSweEnvironment
 
 __all__ = ["adapters_cluster"]
@@ -87,6 +87,12 @@ def test_variables_of_the_configuration_and_of_this_process_are_seen(
                                      forward_env=["OUTER", "MISSING"])
     told = environment.execute({"command": "echo $PAGER $OUTER ${HIDDEN-none}"})
     assert told["output"] == "cat given none\n"
+
+
+def test_files_that_cannot_be_written_are_an_error(cluster: LocalCluster) -> None:
+    with pytest.raises(FileMissing, match="/proc/nothing/here"):
+        MiniSweEnvironment(session={"files": {"/proc/nothing/here": "x"}})
+    assert eventually(lambda: sessions_open(cluster) == 0)
 
 
 def test_an_environment_that_is_forgotten_closes_its_session(cluster: LocalCluster) -> None:

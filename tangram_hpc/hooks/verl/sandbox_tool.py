@@ -21,7 +21,7 @@ from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 from tangram_hpc import ExecResult, InvalidInput, Session, SessionLost
 
 from ..harness.session_options import session_options
-from ..process_client import process_client
+from ..process_client import first_files, process_client
 from ..tool_answers import TEXT_MAX, answer_text
 from ..trajectory_sessions import TrajectorySessions
 from .reward_functions import SESSION_FIELD
@@ -92,6 +92,9 @@ class SandboxTool(BaseTool):
         try:
             await asyncio.to_thread(process_client)  # connecting takes a while
             session = _sessions.get(trajectory, self._session, agent_data, self._for_scorer)
+            with first_files(session) as files:
+                for each in files:
+                    await each
             if self._for_scorer and agent_data is not None:
                 await _show(session, agent_data.extra_fields)
             result: ExecResult = await session.exec(argv, stdin=stdin, cpus=_cpus(self._cpus),
