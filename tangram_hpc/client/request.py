@@ -9,6 +9,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from pathlib import PurePath
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -504,32 +505,56 @@ def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str
         raise InvalidInput(f"work: {work!r:.60} is neither a list of words, a shell line nor a "
                            "function")
     shell = work if isinstance(work, str) else ""
-    argv = () if isinstance(work, str) else tuple(str(word) for word in work)
+    argv = () if isinstance(work, str) else tuple(map(_word, work))
     if not (shell.strip() if isinstance(work, str) else argv):
         raise InvalidInput("work: the command is empty")
     kept = kept_output(output_max, keep, stream)
     raw, given = raw_files(files), raw_bytes(stdin, "stdin")
     check_size(sum(map(len, raw.values())) + len(given), "stdin, files", PAYLOAD_MAX)
     call = pl.ExecCall(argv=argv, shell=shell, env=environment(env),
-                       cwd=str(cwd), stdin=given, files=raw, stream=stream,
+                       cwd=folder_text(cwd), stdin=given, files=raw, stream=stream,
                        clean_env=clean_env, output_max=kept,
                        keep=keep, user=user, real_user=real_user)
     return call, name_of(shell, argv)
+
+
+def _word(word: object) -> str:
+    """A word of an argv as text, such as a path or a number. None and bytes would become texts that
+    nobody means."""
+    if word is None or isinstance(word, bytes):
+        raise InvalidInput(f"work: the word {word!r:.60} of the command is not a text")
+    return str(word)
+
+
+def folder_text(cwd: object) -> str:
+    """The working directory of a command as text; empty, as for None, for the session's own.
+
+    Raises:
+        InvalidInput: it is neither a text nor a path.
+    """
+    if cwd is None:
+        return ""
+    if not isinstance(cwd, str | PurePath):
+        raise InvalidInput(f"cwd: {cwd!r:.60} is neither a text nor a path")
+    return str(cwd)
 
 
 def environment(env: Mapping[str, str] | None) -> dict[str, str]:
     """Checks environment variables and makes their values texts.
 
     Raises:
-        InvalidInput: it is not a mapping, or a name is not a text.
+        InvalidInput: it is not a mapping, a name is not a text, or a value is None or bytes.
     """
     if env is None:
         return {}
     if not isinstance(env, Mapping):
         raise InvalidInput(f"env: {type(env).__name__} is not a mapping of names to texts")
-    for name in env:
+    for name, value in env.items():
         if not isinstance(name, str):
             raise InvalidInput(f"env: the name {name!r} is not a text")
+        if value is None or isinstance(value, bytes):
+            raise InvalidInput(f"env[{name!r}]: {value!r:.60} is not a text; leave the name out, "
+                               "or give it a text")
     return {name: str(value) for name, value in env.items()}
 
 

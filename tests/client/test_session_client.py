@@ -386,7 +386,9 @@ def test_a_memory_limit_below_the_sandboxes_own_use_ends_the_action_and_not_the_
     ({"retries": 1.5}, "retries: 1.5 is not a whole"), ({"retries": -1}, "retries: -1 is not"),
     ({"profile": "x"}, "profile: expected"), ({"endpoint": 5}, "endpoint: 5 is not"),
     ({"resizable": "no"}, "resizable: expected `bool`"), ({"env": "A=1"}, "env: str is not"),
-    ({"env": {1: "x"}}, "env: the name 1"), ({"files": ["a"]}, "files: list is not"),
+    ({"env": {1: "x"}}, "env: the name 1"), ({"env": {"A": None}}, "env.'A'.: None is not a text"),
+    ({"env": {"A": b"x"}}, "env.'A'.: b'x' is not"), ({"cwd": 5}, "cwd: 5 is neither"),
+    ({"files": ["a"]}, "files: list is not"),
     ({"files": {1: "x"}}, "files: expected `str`"), ({"on_output": "f"}, "on_output: 'f' is not"),
     ({"session": "s"}, "session: 's' is not"), ({"kwargs": "ab"}, "kwargs: 'ab' is not"),
     ({"clean_env": None}, "clean_env: expected `bool`"),
@@ -398,6 +400,19 @@ def test_an_argument_of_a_wrong_type_is_refused_and_the_client_goes_on(
     with pytest.raises(tangram_hpc.InvalidInput, match=told) as error:
         cluster.submit("echo 1", **wrong)
     assert "\n" not in str(error.value)
+
+
+def test_words_and_folders_are_texts_paths_or_numbers(cluster: LocalCluster, tmp_path: Path
+                                                      ) -> None:
+    """`str(None)` and `str(b"x")` would be a folder, or a word, that nobody means."""
+    for word in (None, b"x"):
+        with pytest.raises(tangram_hpc.InvalidInput, match=f"work: the word {word!r} of the"):
+            cluster.submit(["echo", word])
+    told = cluster.submit(["echo", Path("/a"), 1.5], cwd=None).result()
+    assert (told.exit_code, told.text) == (0, "/a 1.5\n")
+    with cluster.session(trusted=True) as s, s.shell(cwd=None) as shell:
+        assert shell.run("pwd").result().text == s.exec("pwd", cwd=None).result().text
+        assert s.exec("pwd", cwd=tmp_path).result().text == f"{tmp_path}\n"
     assert cluster.submit("echo 1").result(20).text == "1\n"
 
 

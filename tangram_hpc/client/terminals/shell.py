@@ -22,7 +22,16 @@ from ...protocol import payload as pl
 from ..command_names import name_of
 from ..connection import Connection
 from ..future import Future
-from ..request import Cpus, Options, command_user, environment, kept_output, raw_bytes, tool_of
+from ..request import (
+    Cpus,
+    Options,
+    command_user,
+    environment,
+    folder_text,
+    kept_output,
+    raw_bytes,
+    tool_of,
+)
 from ..session_record import SessionRecord
 
 # The end of `with` waits at most for so long for that of the shell itself: the session often ends
@@ -68,7 +77,7 @@ class Shell:
         # in order; those that have ended leave at the left
         self._futures: deque[Future] = deque()
         self._begin = pl.ShellCall(
-            "open", connection.new_id(), start=True, program=str(program), cwd=str(cwd),
+            "open", connection.new_id(), start=True, program=str(program), cwd=folder_text(cwd),
             env={**session.env, **environment(env)}, size=size, echo=bool(echo),
             user=command_user(user, session.spec))
         self.opened = self._submit(self._begin, Options(), "shell", None)
