@@ -50,9 +50,9 @@ def name_of(shell: str, argv: Sequence[str]) -> str:
 
     Args:
         shell: a line for the shell; empty where the command is an argv.
-        argv: the argv, where `shell` is empty.
+        argv: the argv, where `shell` is empty; empty for an empty line.
     """
-    if shell:
+    if shell or not argv:
         return _name_of_line(shell[:LOOK])
     # names of short commands are cached, because such commands often come again
     if len(argv) < 9 and sum(map(len, argv)) < _SHORT:

@@ -115,6 +115,14 @@ def test_a_shell_survives_interrupt_timeout_and_cancel_and_ends_at_close(
             left.result(30)
 
 
+def test_an_empty_command_does_nothing(cluster: LocalCluster) -> None:
+    """As a policy may give it; a shell at a keyboard takes it too."""
+    with cluster.session() as s, s.shell() as shell:
+        for empty in ("", " \n", "# nothing"):
+            told = shell.run(empty).result(30)
+            assert (told.exit_code, told.text) == (0, "")
+
+
 @pytest.mark.parametrize(("call", "named"), [
     (lambda shell: shell.run(["ls"]), "command: .* is not a text"),
     (lambda shell: shell.run("a\0b"), "null byte"),
