@@ -24,6 +24,7 @@ from inspect_ai.util import (
 )
 
 import tangram_hpc
+from tangram_hpc.errors import InvalidInput
 
 from .harness.session_options import session_options
 
@@ -63,14 +64,14 @@ class TangramSandbox(SandboxEnvironment):
         """Opens the sample's session and waits for its admission.
 
         Raises:
-            InvalidInput: the file of the configuration has a wrong key; the message names it.
+            InvalidInput: the file of the configuration is not JSON, or has a wrong key; the message
+                names it.
             FileFailed: one of the `files` that it names cannot be written.
         """
         await cls.task_init(task_name, config)
         client = TangramSandbox.client
         assert client is not None
-        options = {} if not isinstance(config, str) else session_options(
-            json.loads(Path(config).read_text()), config)
+        options = {} if not isinstance(config, str) else session_options(_read(config), config)
         session = client.session(**{"name": task_name[:80], **options})
         try:
             await asyncio.wrap_future(session.opened)
@@ -132,6 +133,15 @@ class TangramSandbox(SandboxEnvironment):
         if max(entry.size, len(data)) > most:
             raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, None)
         return data.decode() if text else data
+
+
+def _read(config: str) -> Any:
+    """What a file of the configuration holds; Inspect's own files of other sandboxes are YAML."""
+    try:
+        return json.loads(Path(config).read_text())
+    except ValueError as error:
+        raise InvalidInput(f"{config}: it is not JSON ({error}); write the arguments of "
+                           'Client.session as {"mem": "1G"}') from None
 
 
 def _told(result: tangram_hpc.ExecResult) -> ExecResult[str]:

@@ -18,6 +18,7 @@ from helpers.harness_stand_ins import inspect_stood_in
 from helpers.hostile_rig import reason_to_skip
 
 from tangram_hpc import LocalCluster
+from tangram_hpc.errors import InvalidInput
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 NEEDS = ("inspect-ai", "pytest", "pytest-asyncio", "msgspec", "numpy", "pydantic", "cloudpickle")
@@ -113,3 +114,12 @@ def test_a_sample_whose_files_cannot_be_written_is_an_error(tmp_path: Path) -> N
         with pytest.raises(FileNotFoundError, match="/proc/nothing/here"):
             asyncio.run(module.TangramSandbox.sample_init("task", str(config), {}))
         assert eventually(lambda: sessions_open(running) == 0)
+
+
+def test_a_configuration_that_is_not_json_is_named(tmp_path: Path) -> None:
+    config = tmp_path / "tangram-sandbox.yaml"
+    config.write_text("mem: 1G\n")
+    with inspect_stood_in() as module, LocalCluster(cpus=1, home=tmp_path / "home") as client:
+        module.TangramSandbox.client = client
+        with pytest.raises(InvalidInput, match=f"{config}: it is not JSON .*; write the arguments"):
+            asyncio.run(module.TangramSandbox.sample_init("task", str(config), {}))
