@@ -196,6 +196,10 @@ async def _result(future: Future, turn: AdmittedProgram) -> CommandRunResult:
     assert isinstance(result, ExecResult)
     seconds = future.details.exec_s if future.details is not None else None
     out, err = result.text, result.stderr.decode(errors="replace")
+    if any(result.cut):
+        left_out = (f"{result.cut[0]} bytes of stdout and {result.cut[1]} bytes of stderr were "
+                    "left out")
+        err = f"{err}\n{left_out}".lstrip()
     if result.state is ActionState.TIMEOUT:
         return CommandRunResult(status="TimeLimitExceeded", execution_time=seconds, stdout=out,
                                 stderr=err)

@@ -101,6 +101,13 @@ def test_a_program_that_runs_too_long_has_no_return_code(cluster: LocalCluster) 
     assert result["stdout"] == "1\n"
 
 
+def test_how_much_output_was_left_out_is_told(cluster: LocalCluster) -> None:
+    answer = run(cluster, "print('x' * (3 << 20))")["run_result"]
+    assert (answer["status"], len(answer["stdout"])) == ("Finished", 1 << 20)
+    left_out = f"{(2 << 20) + 1} bytes of stdout and 0 bytes of stderr were left out"
+    assert answer["stderr"] == left_out
+
+
 def test_files_that_the_program_made_are_fetched(cluster: LocalCluster) -> None:
     code = "import os; os.mkdir('o'); open('o/x', 'wb').write(bytes(range(256)))"
     answer = run(cluster, code, fetch_files=["o/x", "nothing"])
