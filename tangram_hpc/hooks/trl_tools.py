@@ -27,6 +27,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tangram_hpc import BrokerUnreachable, ExecResult, Session, SessionLost
+from tangram_hpc.errors import FileFailed
+from tangram_hpc.protocol.payload import ErrorReturn
 
 from .process_client import SessionSlot, first_files, lasting
 from .tool_answers import TEXT_MAX, answer_text
@@ -145,7 +147,11 @@ class ShellEnvironment(SandboxEnvironment):
         Returns:
             A line that says what was written.
         """
-        self.session.write(path, content).result()
+        try:
+            self.session.write(path, content).result()
+        except FileFailed as error:  # its text has the action's id, which no two runs share
+            why = error.result.text if isinstance(error.result, ErrorReturn) else str(error)
+            raise type(error)(why) from None
         return f"wrote {len(content)} characters to {path}"
 
 

@@ -196,6 +196,19 @@ def test_rewards_of_functions_and_of_lost_sessions(cluster: LocalCluster) -> Non
     release_environments(trainer.pool)
 
 
+def test_a_file_that_cannot_be_written_is_told_equally_in_each_run(cluster: LocalCluster) -> None:
+    """A policy would learn the number of an action as noise."""
+    told = []
+    for _ in range(2):
+        environment = Shell()
+        environment.reset()
+        with pytest.raises(FileMissing) as error:
+            environment.write_file("/proc/nothing/here", "x")
+        told.append(str(error.value))
+        release_environments([environment])
+    assert told == ["no such file: /proc/nothing/here"] * 2
+
+
 def test_a_rollout_without_files_of_its_task_has_no_reward(cluster: LocalCluster) -> None:
     class Task(Shell):
         options = {"files": {"/proc/nothing/here": "6 * 7"}}
