@@ -28,7 +28,6 @@ from typing import Any
 
 from tangram_hpc import BrokerUnreachable, ExecResult, Session, SessionLost
 from tangram_hpc.errors import FileFailed
-from tangram_hpc.protocol.payload import ErrorReturn
 
 from .process_client import SessionSlot, first_files, lasting
 from .tool_answers import TEXT_MAX, answer_text
@@ -150,7 +149,7 @@ class ShellEnvironment(SandboxEnvironment):
         try:
             self.session.write(path, content).result()
         except FileFailed as error:  # its text has the action's id, which no two runs share
-            why = error.result.text if isinstance(error.result, ErrorReturn) else str(error)
+            why = getattr(error.result, "text", str(error))
             raise type(error)(why) from None
         return f"wrote {len(content)} characters to {path}"
 
