@@ -341,7 +341,7 @@ def _wrong_type(record: msgspec.Struct) -> str:
 
 def _ns_of(seconds: float, field: str, bound: str = ">= 0") -> int:
     try:
-        if 0 <= seconds < 1e9:
+        if 0 <= seconds < 1e9 and not isinstance(seconds, bool):
             return round(seconds * 1e9)
     except TypeError:
         pass  # said below
@@ -361,7 +361,7 @@ def degrees_of(cpus: Cpus, field: str = "cpus") -> tuple[int, ...]:
     try:
         if isinstance(cpus, tuple) and len(cpus) == 2:
             degrees = tuple(range(_whole(cpus[0]), min(_whole(cpus[1]), CPUS_MAX + 1) + 1))
-        elif isinstance(cpus, Iterable) and not isinstance(cpus, str | bytes):
+        elif isinstance(cpus, Iterable) and not isinstance(cpus, str | bytes | Mapping):
             degrees = tuple(map(_whole, cpus))
         else:
             degrees = (_whole(cpus),)
@@ -501,7 +501,7 @@ def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str
     Raises:
         InvalidInput: an empty command, a field of the wrong type, or too many bytes.
     """
-    if not isinstance(work, Iterable) or isinstance(work, bytes | bytearray | memoryview):
+    if not isinstance(work, Iterable) or isinstance(work, bytes | bytearray | memoryview | Mapping):
         raise InvalidInput(f"work: {work!r:.60} is neither a list of words, a shell line nor a "
                            "function")
     shell = work if isinstance(work, str) else ""

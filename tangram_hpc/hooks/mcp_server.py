@@ -15,12 +15,13 @@ import argparse
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine, Sequence
+from math import inf
 from typing import Any
 
 import tangram_hpc
 from tangram_hpc.errors import InvalidInput, MissingExtra, TangramError, how_to_install
 
-from .harness.session_options import session_options
+from .harness.session_options import seconds_of, session_options
 from .process_client import process_client
 from .tool_answers import TEXT_MAX, answer_text, shortened
 
@@ -37,11 +38,12 @@ class SessionTools:
         options: arguments of `Client.session`.
 
     Raises:
-        InvalidInput: an option is unknown; the message names it.
+        InvalidInput: an option is unknown, or the time limit is no number > 0; the message names
+            it.
     """
 
     def __init__(self, timeout_s: float = _TIMEOUT_S, **options: Any) -> None:
-        self._timeout_s, self._options = timeout_s, {
+        self._timeout_s, self._options = seconds_of(timeout_s, "timeout_s"), {
             "background": "run", **session_options(options, "options")}
         self._session: tangram_hpc.Session | None = None
         self._opening = asyncio.Lock()
@@ -67,7 +69,7 @@ class SessionTools:
             command: The command line.
             timeout_s: The time limit in seconds; 0 for the longest that is allowed.
         """
-        limit = min(timeout_s or self._timeout_s, self._timeout_s)
+        limit = min(seconds_of(timeout_s, "timeout_s") if timeout_s else inf, self._timeout_s)
         result = await (await self._opened()).exec(command, timeout=limit, keep="both")
         return answer_text(result, limit)
 

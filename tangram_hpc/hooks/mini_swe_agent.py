@@ -99,6 +99,9 @@ class MiniSweEnvironment:
         if unknown := sorted(options.keys() - set(known)):
             raise InvalidInput(f"environment: {unknown[0]}: no such key; the keys are "
                                f"{', '.join(known)} and arguments of Client.session")
+        if isinstance(options.get("interpreter"), str):
+            raise InvalidInput(f"environment: interpreter: {options['interpreter']!r} is not a "
+                               'list of words, such as ["bash", "-lc"]')
         self.config = MiniSweEnvironmentConfig(image=_plain(image), session=session, **options)
         ttl = {"ttl_s": _duration(self.config.container_timeout)}
         opening = self._slot.open({"image": self.config.image, "env": self.config.env, **ttl,

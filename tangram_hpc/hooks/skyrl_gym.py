@@ -19,9 +19,9 @@ from skyrl_gym.tools.core import ToolGroup, tool
 
 from tangram_hpc import InvalidInput, SessionLost
 
-from .harness.session_options import session_options
+from .harness.session_options import seconds_of, session_options
 from .process_client import SessionSlot, first_files
-from .text_episodes import SandboxEpisode, TaskSettings, seconds_of
+from .text_episodes import SandboxEpisode, TaskSettings
 from .tool_answers import answer_text
 
 

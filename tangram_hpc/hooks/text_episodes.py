@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import re
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, TypeVar
 
 from tangram_hpc import BrokerUnreachable, Future, InvalidInput, Session, SessionLost
 from tangram_hpc.errors import FileFailed
 
-from .harness.session_options import session_options
+from .harness.session_options import seconds_of, session_options
 from .process_client import SessionSlot, first_files, process_client
 from .tool_answers import TEXT_MAX, answer_text
 
@@ -86,22 +85,6 @@ def _check_numbers(values: Mapping[str, Any]) -> None:
         value = values[name]
         if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
             raise InvalidInput(f"{name}: {value!r} is not a whole number > 0")
-
-
-def seconds_of(value: Any, where: str) -> float:
-    """Returns a time limit of an adapter, checked.
-
-    Args:
-        value: the time limit in seconds.
-        where: the setting that holds it, for the error.
-
-    Raises:
-        InvalidInput: it is not a number > 0.
-    """
-    known = isinstance(value, Real) and not isinstance(value, bool)
-    if not known or not 0 < float(value) < math.inf:
-        raise InvalidInput(f"{where}: {value!r} is not a number of seconds > 0")
-    return float(value)
 
 
 @dataclass(frozen=True)

@@ -418,9 +418,13 @@ def test_words_and_folders_are_texts_paths_or_numbers(cluster: LocalCluster, tmp
 
 def test_values_of_the_wrong_type_for_work_sessions_and_paths_are_named(
         cluster: LocalCluster) -> None:
-    for work in (None, 5, b"echo 1", bytearray(b"x")):
+    for work in (None, 5, b"echo 1", bytearray(b"x"), {"echo": 1}):
         with pytest.raises(tangram_hpc.InvalidInput, match=r"work: .* neither a list"):
             cluster.submit(work)  # type: ignore[arg-type]
+    with pytest.raises(tangram_hpc.InvalidInput, match="timeout: True is not a number"):
+        cluster.submit("true", timeout=True)
+    with pytest.raises(tangram_hpc.InvalidInput, match=r"cpus: \{1: 2\} is not a whole"):
+        cluster.submit("true", cpus={1: 2})  # type: ignore[arg-type]
     for wrong in ({"name": 5}, {"network": "yes"}, {"image": Path("/x")}, {"env": "A=1"}):
         (field,) = wrong
         with pytest.raises(tangram_hpc.InvalidInput, match=f"{field}: "):

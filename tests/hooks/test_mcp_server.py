@@ -68,6 +68,14 @@ def test_an_option_that_no_session_has_is_named() -> None:
         SessionTools(memm="1G")
 
 
+def test_time_limits_that_are_no_seconds_are_named() -> None:
+    for limit in (0, -1.0, float("nan"), "30"):
+        with pytest.raises(TangramError, match=r"timeout_s: .* is not a number of seconds > 0"):
+            SessionTools(limit)  # type: ignore[arg-type]
+    with pytest.raises(TangramError, match=r"timeout_s: -1 is not a number of seconds > 0"):
+        asyncio.run(SessionTools().run_command("true", -1))
+
+
 @pytest.mark.skipif(importlib.util.find_spec("mcp") is not None, reason="mcp is installed here")
 def test_without_the_package_the_server_says_what_to_install() -> None:
     with pytest.raises(MissingExtra, match="mcp"):

@@ -135,8 +135,9 @@ def test_what_it_was_configured_with_is_in_templates_and_trajectories(
     ({"memory": "1G"}, "memory"), ({"container_timeout": "soon"}, "container_timeout"),
     ({"background": "never"}, "background"),
     ({"session": {"memm": "1G"}}, "session: memm: Client.session has no such argument.* mem,"),
-    ({"session": "mem=1G"}, "session: 'mem=1G' is not a mapping")],
-    ids=["key", "duration", "session", "nested", "text"])
+    ({"session": "mem=1G"}, "session: 'mem=1G' is not a mapping"),
+    ({"interpreter": "bash -c"}, "interpreter: 'bash -c' is not a list of words")],
+    ids=["key", "duration", "session", "nested", "text", "interpreter"])
 def test_a_wrong_option_is_refused_by_its_name(
         cluster: LocalCluster, options: dict[str, Any], word: str) -> None:
     with pytest.raises(InvalidInput, match=word):

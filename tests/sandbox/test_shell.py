@@ -286,6 +286,7 @@ def test_shell_commands_have_figures_output_limits_and_resizes_like_other_comman
 def test_a_wrong_shell_call_is_refused_in_one_line(make: Any, backend: str) -> None:
     rig = make(backend)
     assert rig.start(program="perl").reason.startswith("program: 'perl' is not one of bash")
+    assert "it was not opened (program: 'perl' is not one of bash" in rig.run("echo")[1].text
     assert rig.start(cwd="nowhere").reason.startswith("cwd: nowhere:")
     assert "null byte" in rig.run("echo \0", start=True)[0].reason
     outcome = rig.end(rig.begin(ShellCall("open", 1, start=True), Kind.EXEC))[0]

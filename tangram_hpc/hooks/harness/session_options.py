@@ -1,4 +1,5 @@
-"""The arguments of `Client.session` as the settings of trainers and harnesses name them.
+"""The arguments of `Client.session`, and time limits, as the settings of trainers and harnesses
+name them.
 
 Settings come from YAML files, JSON files and command lines, so they are checked before a session is
 opened: a name that `Client.session` does not know is an error that lists the names it knows. A
@@ -9,7 +10,9 @@ sandbox more than its user wanted. This module opens no session and imports no h
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable, Mapping
+from numbers import Real
 from typing import Any
 
 import tangram_hpc
@@ -86,3 +89,19 @@ def network_option(asked: Any) -> bool | str | list[str]:
         return list(asked)
     raise InvalidInput(f"network: {asked!r:.60} is neither true nor false, nor one of off, "
                        'loopback, open and host, nor a list of names such as ["www.example.org"]')
+
+
+def seconds_of(value: Any, where: str) -> float:
+    """Returns a time limit of an adapter, checked.
+
+    Args:
+        value: the time limit in seconds.
+        where: the setting that holds it, for the error.
+
+    Raises:
+        InvalidInput: it is not a number > 0.
+    """
+    known = isinstance(value, Real) and not isinstance(value, bool)
+    if not known or not 0 < float(value) < math.inf:
+        raise InvalidInput(f"{where}: {value!r} is not a number of seconds > 0")
+    return float(value)

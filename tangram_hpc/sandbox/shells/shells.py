@@ -47,7 +47,7 @@ class Shells:
         self._poll = poll
         self._shells: dict[int, ShellProcess] = {}
         self._closed: list[ShellProcess] = []  # killed, and not yet waited for
-        self._ends: dict[int, str] = {}  # number of a shell that has ended -> how
+        self._ends: dict[int, str] = {}  # number of a shell that has ended or was refused -> why
         self.by_fd: dict[int, ShellProcess] = {}
 
     def __bool__(self) -> bool:
@@ -77,7 +77,11 @@ class Shells:
                 raise NoShell(f"shell: {self._how_ended(call.shell)}")
             if len(self._shells) >= _SHELLS_MAX:
                 raise Unstartable(126, f"shell: {_SHELLS_MAX} are open in this session; close one")
-            program = program_of(call.program, grants.adding(call.env, 1, 1, ""))
+            try:
+                program = program_of(call.program, grants.adding(call.env, 1, 1, ""))
+            except Unstartable as error:
+                self._remember(call.shell, f"it was not opened ({error})")
+                raise
             shell = ShellProcess(call.shell, program)
         return ShellCommand(run, call, output_max, isolation, usage, shell)
 
@@ -86,7 +90,7 @@ class Shells:
         if how is None:
             return ("it is not there: it was not opened, or it was lost when the sandbox's init "
                     "ended; open another one, or open it with restart=True")
-        return f"it has ended ({how}); open another one, or open it with restart=True"
+        return f"{how}; open another one, or open it with restart=True"
 
     def began(self, command: ShellCommand) -> None:
         """Notes that a command has started, and its shell if that was new."""
@@ -126,7 +130,7 @@ class Shells:
         shell = self._shells.pop(number, None)
         if shell is not None:
             self._closed.append(shell)
-            self._remember(number, "it was closed")
+            self._remember(number, "it has ended (it was closed)")
             shell.kill()
 
     def _remember(self, number: int, how: str) -> None:
@@ -151,7 +155,7 @@ class Shells:
             return
         del self._shells[shell.number]
         assert shell.status is not None
-        self._remember(shell.number, how_ended(shell.status))
+        self._remember(shell.number, f"it has ended ({how_ended(shell.status)})")
 
     def forget_ended(self) -> None:
         """Forgets all shells that have ended, when no command runs."""
