@@ -182,6 +182,26 @@ def test_running_out_of_memory_leaves_the_engine_in_its_state(kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", ["oom", "507"])
+@pytest.mark.parametrize("phase", ["load", "park"])
+def test_an_engine_without_memory_to_be_parked_is_dead(kind: str, phase: str, how: str) -> None:
+    """Neither may raise OutOfDeviceMemory: a load would end the worker, and a park the calls of
+    others.
+    """
+    with engine_factory(kind) as (backend, control):
+        async def life() -> None:
+            if phase == "park":
+                await backend.load()
+                await backend.wake((0,))
+            control.fail("park", how)
+            with pytest.raises(ServiceDied, match=how if how == "507" else "out of memory"):
+                await (backend.load() if phase == "load" else backend.park())
+            await backend.close()
+
+        run(life)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_error_that_quotes_out_of_memory_is_not_taken_for_it(kind: str) -> None:
     with engine_factory(kind) as (backend, control):
         async def life() -> None:

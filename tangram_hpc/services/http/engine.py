@@ -13,7 +13,7 @@ when it no longer answers, says that it is not well, or can neither be woken nor
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -71,7 +71,7 @@ class HttpEngine:
 
         The server must answer, be what the options say, and be able to park.
         """
-        await self._until_killed(self._load())
+        await self._until_killed(parking(self._load))
         return self._weights_mib
 
     async def wake(self, gpus: tuple[int, ...]) -> None:
@@ -89,7 +89,7 @@ class HttpEngine:
     async def park(self) -> None:
         """Parks the server if it is awake; see `ServiceBackend.park`."""
         if self._awake:
-            await self._until_killed(self._park())
+            await self._until_killed(parking(self._park))
             self._awake = False
 
     async def call(self, requests: Sequence[ServiceRequest]) -> list[ServiceReply]:
@@ -310,6 +310,16 @@ class ModelEngine(HttpEngine):
 
     def _malformed(self, path: str, lacks: str) -> InvalidCall:
         return InvalidCall(f"{self._web.where}{path}: its answer has no fitting {lacks!r}")
+
+
+async def parking(work: Callable[[], EngineWork[T]]) -> T:
+    """Does work that parks the server. A server that answers that it is out of memory counts as
+    dead, as does any other that cannot be parked: no room that others make would help it.
+    """
+    try:
+        return await work()
+    except OutOfDeviceMemory as error:
+        raise ServiceDied(str(error)) from None
 
 
 async def run_together(works: Iterable[EngineWork[T]]) -> list[T]:

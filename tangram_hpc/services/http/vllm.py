@@ -17,7 +17,7 @@ from typing import Any
 
 from ...config.services import VllmService
 from ...ports import OutOfDeviceMemory, ServiceDied, ServiceRefused
-from .engine import ModelEngine
+from .engine import ModelEngine, parking
 from .engine_request import GenerateRequest, ScoreRequest
 from .web import Web
 
@@ -76,7 +76,7 @@ class VllmEngine(ModelEngine):
                 await self._order("/wake_up?tags=kv_cache")
         except OutOfDeviceMemory:
             if not await self._sleeping():  # the part of the model that did fit is awake
-                await self._park()
+                await parking(self._park)
             raise
         await self._until(sleeping=False)
 
