@@ -111,8 +111,8 @@ class FakeEngine:
                 pass  # its client was faster
 
     def fail(self, phase: str, how: str) -> None:
-        """The path that this phase needs: `500`, `422`, `401`, `oom`, `hang`, `die`, `shape`;
-        empty: as usual."""
+        """The path that this phase needs: `500`, `422`, `401`, `oom`, `hang`, `drip`, `die`,
+        `shape`; empty: as usual."""
         self.failures[self.paths[phase]] = how
 
     @property
@@ -146,6 +146,8 @@ class FakeEngine:
             finally:
                 with self.lock:
                     self.running -= 1
+        elif how == "drip":
+            self._drip(handler)
         elif how == "die":
             raise Dies
         elif how == "oom":
@@ -155,6 +157,20 @@ class FakeEngine:
         elif how:
             return self.wrong(int(how), f"fake failure {how}\nwith a second line")
         return None
+
+    def _drip(self, handler: BaseHTTPRequestHandler) -> None:
+        """Begins an answer and never ends it, though bytes of it keep coming."""
+        handler.send_response(200)
+        handler.send_header("Content-Length", "1000000")
+        handler.end_headers()
+        for _ in range(int(HANG_S / 0.02)):
+            try:
+                handler.wfile.write(b" ")
+            except OSError:
+                break
+            if self.go_on.wait(0.02):
+                break
+        raise Gone
 
     def _hang(self, sock: socket.socket) -> None:
         for _ in range(int(HANG_S / 0.02)):

@@ -284,10 +284,11 @@ def test_a_cancelled_call_stays_cancelled_and_no_connection_is_left(kind: str) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_engine_that_does_not_answer_in_time_is_dead(kind: str) -> None:
+@pytest.mark.parametrize("how", ["hang", "drip"])
+def test_an_engine_that_does_not_answer_in_time_is_dead(kind: str, how: str) -> None:
     with engine_factory(kind, timeout_s=0.3) as (backend, control):
         async def life() -> None:
-            control.fail("load", "hang")
+            control.fail("load", how)
             with pytest.raises(ServiceDied, match=r"/health did not answer within 0\.3 s"):
                 await backend.load()
             await backend.close()

@@ -11,6 +11,7 @@ they like, and that would look like a server that died.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ class Web:
     Args:
         url: `http://host:port`, which a path may follow.
         token: A bearer token, or empty.
-        timeout_s: How long any answer may take, seconds.
+        timeout_s: How long any answer may take: its head, and then all of its body, seconds.
 
     Raises:
         ServiceRefused: httpx is not installed.
@@ -100,7 +101,8 @@ class Web:
         self.where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
         self.timeout_s = timeout_s
         self._url, self._token = url.rstrip("/"), token
-        self._slow, self._broken = httpx.TimeoutException, (httpx.RequestError, httpx.InvalidURL)
+        self._slow = (httpx.TimeoutException, asyncio.TimeoutError)
+        self._broken = (httpx.RequestError, httpx.InvalidURL)
         self._client = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {token}"} if token else {},
             timeout=httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s), pool=None),
@@ -125,9 +127,12 @@ class Web:
 
     async def _send(self, method: str, path: str, content: str | None) -> HttpResponse:
         try:
-            answer = await self._client.request(
-                method, self._url + path, content=content,
-                headers={} if content is None else {"Content-Type": "application/json"})
+            async with self._client.stream(
+                    method, self._url + path, content=content,
+                    headers={} if content is None else {"Content-Type": "application/json"}
+                    ) as answer:
+                # httpx itself bounds the wait for each part of the body, not that for all of it
+                await asyncio.wait_for(answer.aread(), self.timeout_s)
         except self._slow:
             raise ServiceDied(f"{self.where}{path} did not answer within {self.timeout_s:g} s"
                               ) from None
