@@ -50,6 +50,25 @@ def end(w: World, action: int, batch: int = 1, exec_ns: int = 1, restore_ns: int
     return w.happen(ev.LeaseFinished(w.now, w.lease_of(action), outcome, True))
 
 
+def test_a_block_passes_to_calls_that_have_ended_and_whose_client_is_gone() -> None:
+    """A client that goes away while its calls run as a batch ends them all at once. The block is
+    free only after the batch, when nothing is known of these calls any more.
+    """
+    w = world()
+    calls = [call(w, "a") for _ in range(3)]
+    w.plan()
+    leases = [w.lease_of(one) for one in calls]
+    w.happen(ev.ClientLeft(w.now, 1, w.now + 1, True))
+    for lease in leases:
+        w.happen(ev.LeaseFinished(w.now, lease, Outcome(ActionState.CANCELLED), False))
+    w.happen(ev.ClientExpired(w.now + 1, 1))
+    assert not w.ledger.actions
+    for lease in leases:
+        assert w.ledger.nodes[1].gpus.free == 0
+        w.happen(ev.LeaseReleased(w.now + 2, lease))
+    assert not w.ledger.leases and w.ledger.nodes[1].gpus.free == 1
+
+
 @pytest.mark.parametrize("placer", ["elastic", "paper", "first-fit", "fcfs:1"])
 def test_calls_are_prefetched_to_a_busy_copy_in_order_and_share_its_gpu_time(placer: str) -> None:
     w = world(placer)

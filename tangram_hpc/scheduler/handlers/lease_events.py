@@ -254,8 +254,9 @@ def _begin(ledger: Ledger, lease: LeaseEntry, node: NodeEntry, at: int) -> None:
         session.last_cores = lease.cores
     if lease.gpus:
         note(ledger, lease, node)
-    if 4 * len(lease.lease_queue) <= 3 * node.prefetch_max and not lease.reserved and is_short(
-            ledger, ledger.actions[lease.action].action):
+    entry = ledger.actions.get(lease.action)  # None: it has ended already, and is forgotten
+    if (4 * len(lease.lease_queue) <= 3 * node.prefetch_max and not lease.reserved
+            and entry is not None and is_short(ledger, entry.action)):
         ledger.short[lease.node, lease.cores[0]] = lease.lease
     elif node.prefetch_max and lease.cores:
         ledger.short.pop((lease.node, lease.cores[0]), None)
@@ -324,7 +325,8 @@ def _pass_on(state: SchedulerState, lease: LeaseEntry, node: NodeEntry, at: int)
         ledger.prefetched -= 1
         following = ledger.leases[next(iter(lease.lease_queue))]
         _begin(ledger, following, node, at)
-        ledger.estimator.note_running(ledger.actions[following.action].action, following)
+        if following.state is not LeaseState.RELEASING:  # else its action may be forgotten already
+            ledger.estimator.note_running(ledger.actions[following.action].action, following)
         # while there is one tenant, a unit that passes on changes nothing of what it holds
         if ledger.tenants.compared or not following.holds_like(lease):
             _count(ledger, lease, -1)
