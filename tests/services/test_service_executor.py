@@ -465,6 +465,23 @@ def test_a_service_whose_copies_die_while_loading_is_loaded_again_later(
     play(scene)
 
 
+def test_an_engine_that_was_refused_is_loaded_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner may have started it again meanwhile with the option that the reason names."""
+    monkeypatch.setattr(node_copies, "REFUSED_S", 0.2)
+
+    async def scene(rig: Rig) -> None:
+        rig.trouble["load", "a"] = REFUSED
+        rig.declare("a", backend="http", url="http://localhost:1")
+        early, soon = rig.call("a"), rig.call("a")
+        await rig.all(early, soon)
+        assert [rig.ends[x].reason for x in (early, soon)] == [str(REFUSED)] * 2
+        await asyncio.sleep(0.2)
+        later = rig.call("a")
+        await rig.all(later)
+        assert rig.ends[later].state is DONE
+    play(scene)
+
+
 def test_a_wrong_call_fails_alone_and_large_answers_use_the_store() -> None:
     async def scene(rig: Rig) -> None:
         rig.declare("a")

@@ -330,7 +330,9 @@ class NodeCopies:
             if own:
                 self._no_more.add(service)
             else:
-                for_s = REFUSED_S if isinstance(error, _DiedLoading) else math.inf
+                # the owner of an engine may do what the reason says, and start it again
+                passes = isinstance(error, _DiedLoading) or bool(self._specs[service].gpus)
+                for_s = REFUSED_S if passes else math.inf
                 self._refused[service] = str(error), time.monotonic() + for_s
         finally:  # a done-callback would run later: a caller could then await a finished load
             del self._loading[service]
