@@ -204,6 +204,20 @@ def test_an_engine_that_serves_another_model_is_refused(kind: str) -> None:
         assert not control.asleep
 
 
+@pytest.mark.parametrize("models", [None, 5, ["fake/model"], [None]])
+def test_a_server_without_a_list_of_models_is_refused(models: Any) -> None:
+    """As one that has none and answers null. Any other exception would end the worker."""
+    with engine_factory("vllm") as (backend, control):
+        control.answer = lambda path, query, body: (200, {"data": models})
+
+        async def life() -> None:
+            with pytest.raises(ServiceRefused, match=f"model: .* serves none, not {MODEL}"):
+                await backend.load()
+            await backend.close()
+
+        run(life)
+
+
 def test_older_sglang_paths_work_and_the_weight_version_is_restored() -> None:
     with engine_factory("sglang", {"old": True}) as (backend, control):
         async def life() -> None:

@@ -42,7 +42,9 @@ class VllmEngine(ModelEngine):
     async def _load(self) -> None:
         await self._check_health()
         reply = await self._get_json("/v1/models")
-        served = [m.get("id") for m in reply.get("data", ())] if isinstance(reply, dict) else []
+        models = reply.get("data") if isinstance(reply, dict) else None
+        served = [m.get("id") for m in models if isinstance(m, dict)] if isinstance(
+            models, list) else []
         if self._model not in served:
             raise ServiceRefused(f"service {self._name}: model: {self._web.where} serves "
                                  f"{', '.join(map(str, served)) or 'none'}, not {self._model}")
