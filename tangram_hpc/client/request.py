@@ -458,12 +458,14 @@ def make_action(action: int, kind: Kind, options: Options, session: int, what: s
         guessed=kind is Kind.EXEC and not options.name))
 
 
-def trajectory_name(trajectory: str | int) -> str:
+def trajectory_name(trajectory: str | int | None) -> str:
     """The name of a trajectory as text.
 
     Raises:
-        InvalidInput: it is empty, too long, or cannot be sent.
+        InvalidInput: it is None, empty, too long, or cannot be sent.
     """
+    if trajectory is None:
+        raise InvalidInput("trajectory: None is no name: turns without one would be one trajectory")
     name = str(trajectory)
     try:
         size = len(name.encode())
@@ -474,10 +476,11 @@ def trajectory_name(trajectory: str | int) -> str:
     return name
 
 
-def tool_of(trajectory: str | int) -> str:
-    """The name of the trajectory whose tool a work is; empty for none. Raises as `trajectory_name`.
+def tool_of(trajectory: str | int | None) -> str:
+    """The name of the trajectory whose tool a work is; empty for none, which is "" or None. Raises
+    as `trajectory_name`.
     """
-    return trajectory_name(trajectory) if trajectory != "" else ""
+    return trajectory_name(trajectory) if trajectory not in ("", None) else ""
 
 
 def kept_output(output_max: int, keep: str, stream: bool) -> int:

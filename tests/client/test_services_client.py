@@ -110,6 +110,21 @@ def test_a_call_times_out_and_its_service_goes_on(cluster: LocalCluster) -> None
     assert other.result(30)["fake"]
 
 
+def test_none_is_no_trajectory(cluster: LocalCluster) -> None:
+    """For a tool it means that it belongs to none; a turn has to belong to one."""
+    cluster.register_service("a", FAKE)
+    cluster.register_rollouts("p", {"buckets": [{"services": "a"}]})
+    with pytest.raises(tangram_hpc.InvalidInput, match="trajectory: None is no name"):
+        cluster.rollout("p", "go", trajectory=None, prompt=1, context=1, generated=0)
+    with pytest.raises(tangram_hpc.InvalidInput, match="trajectory: None is no name"):
+        cluster.trajectory_ended("p", None)
+    cluster.call("a", "score", trajectory=None).result(30)
+    with cluster.session(trajectory=None, trusted=True) as box:
+        box.exec(["true"]).result(30)
+    records = fold(read_journal(cluster.folder / "journal")).records.values()
+    assert [r.action.trajectory_name for r in records] == ["", ""]
+
+
 def test_a_config_file_declares_services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "tangram.toml"
     config.write_text('[services.judge]\nbackend = "fake"\ndegrees = [2]\n')
