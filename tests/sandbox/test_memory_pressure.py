@@ -3,6 +3,7 @@ real memory; only how much the node has left is told."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,11 +15,13 @@ import pytest
 from helpers.executor_rig import Rig
 
 from tangram_hpc.domain.action import Kind
+from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.protocol.payload import ExecCall
 from tangram_hpc.protocol.process_frames import INIT, RUNNER, FreezeBackground
 from tangram_hpc.resources import memory, process_tree
 from tangram_hpc.sandbox.manager.memory_pressure import MemoryPressure
+from tangram_hpc.sandbox.manager.sandbox_executor import SandboxExecutor
 from tangram_hpc.sandbox.process.sandbox_processes import memory_kib
 
 MIB = 1 << 20
@@ -191,3 +194,25 @@ def test_memory_limits_of_cgroup_version_1_are_read(monkeypatch: pytest.MonkeyPa
         "memory/slurm/job_1/memory.stat": f"total_inactive_file {10 * MIB}\n"})
     assert memory.total_mib() == 64
     assert memory.left_mib() == 14
+
+
+@pytest.mark.parametrize("asked, peak_mib, state, reason", [
+    (450, 450, ActionState.OUT_OF_MEMORY, "mem: more than the 450 MiB asked for"),
+    (450, 390, ActionState.OUT_OF_MEMORY, "memory was used up; 390 MiB used, 450 MiB asked for"),
+    (0, 390, ActionState.OUT_OF_MEMORY, "memory was used up; 390 MiB used, 0 MiB asked for"),
+    (0, None, ActionState.FAILED, "ended by signal 9")])  # fmt: skip
+def test_an_action_that_the_kernel_ended_says_whose_limit_was_reached(
+        asked: int, peak_mib: int | None, state: ActionState, reason: str) -> None:
+    """The limit of the worker's job step is reached by all of its actions together, and the kernel
+    then ends the largest one. No group's limit is reached where `peak_mib` is None: someone else
+    sent the signal."""
+    usage = SimpleNamespace(peak_mem_kib=(peak_mib or 0) << 10)
+    group = SimpleNamespace(oom_kills=lambda: int(peak_mib is not None), usage=lambda: usage)
+    process: Any = SimpleNamespace(kind=INIT, group=group, oom_kills=0, isolation="bwrap")
+    attempt: Any = SimpleNamespace(
+        stop=None, asked_mib=asked, held=True,
+        order=SimpleNamespace(action=SimpleNamespace(kind=Kind.EXEC)))
+    executor: Any = SimpleNamespace(_counts_ooms=True, _enforcer=SimpleNamespace(name="cgroup1"))
+    ended = Outcome(ActionState.FAILED, signal=signal.SIGKILL, reason="ended by signal 9 (SIGKILL)")
+    told = SandboxExecutor._told(executor, attempt, process, ended)
+    assert told.state is state and reason in told.reason

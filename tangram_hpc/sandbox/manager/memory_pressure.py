@@ -21,6 +21,8 @@ LOOK_S = 0.25
 # below 1/32 of the node's memory, 512 MiB at most, the node is short of memory
 _FLOOR = 32
 _FLOOR_MIB = 512
+# below a limit by this much, a group's peak shows that the limit was not reached
+_BELOW_KIB = 1 << 10
 
 End = Callable[[int, ActionState, str], None]
 
@@ -72,6 +74,22 @@ class MemoryPressure:
             self._end(attempt.order.lease, ActionState.OUT_OF_MEMORY,
                       f"mem: the node ran out of memory; {beyond + asked} MiB used, {asked} MiB "
                       "asked for")
+
+
+def oom_reason(asked: int, peak_kib: int | None) -> str:
+    """Says why the kernel ended a process of an action for want of memory.
+
+    The kernel also ends processes when a limit above the worker is reached, such as that of its job
+    step, and then chooses the largest one, whatever its action asked for.
+
+    Args:
+        asked: the memory that the action asked for, in MiB; 0 for none.
+        peak_kib: the most memory that its group had in use, in KiB; None if it is unknown.
+    """
+    if asked and (peak_kib is None or peak_kib + _BELOW_KIB >= asked * 1024):
+        return f"mem: more than the {asked} MiB asked for"
+    return (f"mem: the node's or the job step's memory was used up; {(peak_kib or 0) // 1024} MiB "
+            f"used, {asked} MiB asked for")
 
 
 def _used_mib(process: ExecutionProcess, asked: int) -> int:

@@ -8,6 +8,7 @@ itself: the execution processes and their fork server do.
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from pathlib import Path
 
@@ -52,7 +53,7 @@ from ...resources.gpu.gpu_meter import GpuMeter
 from .backends import Backends
 from .execution_processes import ExecutionProcess
 from .init_watchdog import InitWatchdog
-from .memory_pressure import LOOK_S, MemoryPressure
+from .memory_pressure import LOOK_S, MemoryPressure, oom_reason
 from .node_attempts import NodeAttempt, cause
 from .node_snapshots import NodeSnapshots
 from .output_keeper import OutputKeeper
@@ -66,6 +67,7 @@ from .sessions import Sessions
 _EXEC = Kind.EXEC
 _FUNCTION = Kind.FUNCTION
 _DEFAULTS = SandboxSettings()
+_KILLED = 128 + signal.SIGKILL  # what a shell returns for a command that SIGKILL ended
 _SAID = ENDED - {ActionState.NODE_FAIL, ActionState.PREEMPTED}  # the two that send an action back
 
 
@@ -429,13 +431,14 @@ class SandboxExecutor:
             state = ActionState.FAILED
         elif process.kind == RUNNER and not attempt.asked_mib:
             return outcome  # its own enforcement is right
-        if attempt.asked_mib and self._counts_ooms and process.group is not None:
+        killed = outcome.exit_code == _KILLED or outcome.signal == signal.SIGKILL
+        if (attempt.asked_mib or killed) and self._counts_ooms and process.group is not None:
             kills = process.group.oom_kills()
             ended_so = state is ActionState.FAILED or (
                 state is ActionState.COMPLETED and attempt.order.action.kind is Kind.BACKGROUND)
             if kills > process.oom_kills and ended_so:
                 state = ActionState.OUT_OF_MEMORY
-                reason = f"mem: more than the {attempt.asked_mib} MiB asked for"
+                reason = oom_reason(attempt.asked_mib, process.group.usage().peak_mem_kib)
             process.oom_kills = kills
         held = self._enforcer.name if attempt.held else "counted"
         return msgspec.structs.replace(outcome, state=state, reason=reason,
