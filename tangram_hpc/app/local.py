@@ -28,7 +28,7 @@ from ..config.settings import Config, load_config
 from ..errors import BrokerUnreachable, InvalidInput, TangramError
 from ..slurm.job_environment import without_slurm
 from ..storage.access import NAME as ACCESS
-from ..storage.rundir import local_job_name, own_dir
+from ..storage.rundir import SCRATCH_JOB, local_job_name, own_dir
 from .broker_location import await_access
 from .connecting import connect
 from .http_server import HttpServer
@@ -412,6 +412,12 @@ def _text(value: Any) -> str:
 
 
 def _kept(environ: Any) -> dict[str, str]:
-    """Returns the user's TANGRAM_* settings, without those that would lead to another broker."""
+    """Returns the user's TANGRAM_* settings, without those that would lead to another broker, and,
+    inside a Slurm job, where the job's scratch is and whose epilog removes what is left there."""
     dropped = {"TANGRAM_ACCESS", "TANGRAM_JOB", "TANGRAM_GATEWAY", "TANGRAM_WORLD_SIZE"}
-    return {k: v for k, v in environ.items() if k.startswith("TANGRAM_") and k not in dropped}
+    kept = {k: v for k, v in environ.items() if k.startswith("TANGRAM_") and k not in dropped}
+    if "SLURM_TMPDIR" in environ:
+        kept["SLURM_TMPDIR"] = environ["SLURM_TMPDIR"]
+    if "SLURM_JOB_ID" in environ:
+        kept[SCRATCH_JOB] = environ["SLURM_JOB_ID"]
+    return kept

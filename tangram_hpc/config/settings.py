@@ -248,7 +248,7 @@ class Config(SettingsTable):
 
 # TANGRAM_* variables that are not settings; other modules read them.
 _NOT_SETTINGS = {"ACCESS", "CONFIG", "HOME", "JOB", "GATEWAY", "WORLD_SIZE", "RUN_DIR", "DEMO",
-                 "TENANT"}
+                 "TENANT", "SCRATCH_JOB"}
 
 
 @dataclass(frozen=True)

@@ -197,6 +197,8 @@ def _prune(jobs: Path) -> None:
 _YOUNG_S = 60.0  # seconds in which a new folder may not have its lock yet
 # seconds in which the worker may not have started yet for which a template made a folder
 _STARTS_S = 3600.0
+# The Slurm job in which a broker or worker without Slurm, as of a LocalCluster, runs all the same.
+SCRATCH_JOB = "TANGRAM_SCRATCH_JOB"
 
 
 def make_scratch(environ: Mapping[str, str], named: str, what: str) -> Path:
@@ -215,7 +217,7 @@ def make_scratch(environ: Mapping[str, str], named: str, what: str) -> Path:
     """
     base = named or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or tempfile.gettempdir()
     _check_utf8("scratch", base)
-    job = environ.get("SLURM_JOB_ID", "")
+    job = environ.get("SLURM_JOB_ID") or environ.get(SCRATCH_JOB, "")
     try:
         scratch.own(base)
         sweep_scratch(Path(base))

@@ -365,6 +365,18 @@ def test_all_processes_end_with_a_killed_parent(tmp_path: Path, short_folder: Pa
     raise AssertionError(f"left: {alive.stdout!r} {list(short_folder.iterdir())}")
 
 
+def test_inside_a_slurm_job_the_scratch_is_the_jobs(
+        short_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The site's epilog finds the folders of a killed job by the number in their names."""
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    monkeypatch.setenv("SLURM_TMPDIR", str(short_folder))
+    monkeypatch.delenv("TANGRAM_SCRATCH", raising=False)
+    with LocalCluster(cpus=1, home=tmp_path):
+        made = {folder.name.rpartition("-")[0] for folder in short_folder.iterdir()}
+    assert made == {"tangram-broker-job4711", "tangram-worker-job4711"}
+    assert list(short_folder.iterdir()) == []
+
+
 # ---- the mouth ---------------------------------------------------------------------------------
 
 
