@@ -64,10 +64,15 @@ def kernel_isolation(context: CheckContext) -> Finding:
     level, filtered = landlock.abi(), seccomp.available()
     text = f"Landlock {f'ABI {level}' if level else 'is not there'}, system call filter " \
            f"{'works' if filtered else 'does not'}"
+    if not filtered:
+        return warn(f"{text}: untrusted code in bwrap or a container may make any system call, "
+                    "and records lack `+seccomp`",
+                    "a kernel with seccomp filters (CONFIG_SECCOMP_FILTER); a container around "
+                    "this node may forbid them")
     if is_root():
         return skip(f"{text}; a worker that is root runs untrusted code in bwrap or a container "
                     "only")
-    if level >= landlock.ABI_SCOPES and filtered:
+    if level >= landlock.ABI_SCOPES:
         return ok(text)
     return warn(f"{text}: `process` is for trusted code only here",
                 f"a kernel with Landlock ABI {landlock.ABI_SCOPES} (Linux 6.12), or bubblewrap")

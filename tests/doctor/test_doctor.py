@@ -338,6 +338,15 @@ def by_name(told: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("root", [False, True])
+def test_doctor_warns_where_bwrap_runs_untrusted_code_without_a_filter(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: bool) -> None:
+    monkeypatch.setattr(isolation.seccomp, "available", lambda: False)
+    monkeypatch.setattr(isolation, "is_root", lambda: root)
+    told = isolation.kernel_isolation(where(tmp_path))
+    assert told.state == "warn" and "bwrap or a container may make any system call" in told.found
+
+
 def test_doctor_finds_that_this_machine_runs_the_main_job(short_folder: Path) -> None:
     status, told = doctor(short_folder)
     if told["place"] != "machine":
