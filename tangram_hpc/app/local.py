@@ -28,7 +28,7 @@ from ..config.settings import Config, load_config
 from ..errors import BrokerUnreachable, InvalidInput, TangramError
 from ..slurm.job_environment import without_slurm
 from ..storage.access import NAME as ACCESS
-from ..storage.rundir import SCRATCH_JOB, local_job_name, own_dir
+from ..storage.rundir import SCRATCH_JOB, local_job_name, make_own_dir, own_dir
 from .broker_location import await_access
 from .connecting import connect
 from .http_server import HttpServer
@@ -343,7 +343,7 @@ class LocalCluster:
         command: Sequence[str] = [sys.executable, *self._program, *words,
                                   "--lifeline", str(self._lifeline_read)]
         try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_own_dir(self._environ, self.folder)
         except OSError as error:
             raise InvalidInput(f"home: cannot make {self.folder} ({error.strerror}); set "
                                "TANGRAM_HOME to a folder of your own") from None

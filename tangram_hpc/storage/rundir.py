@@ -111,13 +111,27 @@ def make_job_dir(environ: Mapping[str, str], job: str) -> Path:
     """
     folder = own_dir(environ, job)
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_own_dir(environ, folder)
         os.chmod(folder, 0o700)
         _prune(folder.parent)
     except OSError as error:
         raise InvalidInput(f"TANGRAM_HOME {tangram_home(environ)}: cannot make {folder} "
                            f"({error.strerror})") from None
     return folder
+
+
+def make_own_dir(environ: Mapping[str, str], folder: Path) -> None:
+    """Makes a job's folder; what is missing of it and of TANGRAM_HOME gets mode 0700.
+
+    Whoever may write in a folder above could put a folder of their own in the place of the job's.
+
+    Raises:
+        OSError: A folder cannot be made.
+    """
+    home = tangram_home(environ)
+    home.parent.mkdir(parents=True, exist_ok=True)
+    for each in (home, folder.parent, folder):
+        each.mkdir(mode=0o700, exist_ok=True)
 
 
 def move_away(folder: Path) -> Path:

@@ -16,7 +16,7 @@ import pytest
 
 from tangram_hpc.cli import main
 from tangram_hpc.errors import InvalidInput
-from tangram_hpc.storage.rundir import make_scratch, own_dir, sweep_scratch
+from tangram_hpc.storage.rundir import make_job_dir, make_scratch, own_dir, sweep_scratch
 
 REPO = Path(__file__).resolve().parents[2]
 AS_ROOT = os.geteuid() == 0
@@ -59,6 +59,19 @@ def test_a_folder_is_private_and_named_by_its_job(tmp_path: Path) -> None:
     assert folder.exists(), "its maker lives"
     with pytest.raises(InvalidInput, match=r"scratch .*set `scratch` to"):
         make_scratch({}, str(tmp_path / "none"), "worker")
+
+
+def test_nobody_else_may_write_beside_the_folder_of_a_job(tmp_path: Path) -> None:
+    """Whatever the umask is, and also where the folder above gives its group to what is below."""
+    tmp_path.chmod(0o2775)
+    before = os.umask(0)
+    try:
+        folder = make_job_dir({"TANGRAM_HOME": str(tmp_path / "above" / "home")}, "local-1")
+    finally:
+        os.umask(before)
+    made = (folder, folder.parent, folder.parent.parent)
+    assert [stat.S_IMODE(one.stat().st_mode) & 0o777 for one in made] == [0o700] * 3
+    assert stat.S_IMODE((tmp_path / "above").stat().st_mode) & 0o777 == 0o777  # that of the umask
 
 
 def test_the_next_worker_removes_scratch_of_killed_workers_and_spares_live_ones(
