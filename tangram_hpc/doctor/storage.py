@@ -32,7 +32,10 @@ _LATE = "the file system does not answer: ask the site, or set TANGRAM_HOME to a
 
 
 def nearest(path: Path) -> Path:
-    """Returns the path, or the nearest folder above it that exists."""
+    """Returns the path, or the nearest folder above it that exists; of a link whose target is
+    missing, above the target, as on a file system that removes what is old."""
+    if not path.exists():
+        path = Path(os.path.realpath(path))
     while not path.exists() and path != path.parent:
         path = path.parent
     return path

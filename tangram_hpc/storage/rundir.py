@@ -124,14 +124,15 @@ def make_own_dir(environ: Mapping[str, str], folder: Path) -> None:
     """Makes a job's folder; what is missing of it and of TANGRAM_HOME gets mode 0700.
 
     Whoever may write in a folder above could put a folder of their own in the place of the job's.
+    Where TANGRAM_HOME is a link, its target is made, which the file system may have removed as old.
 
     Raises:
         OSError: A folder cannot be made.
     """
-    home = tangram_home(environ)
-    home.parent.mkdir(parents=True, exist_ok=True)
-    for each in (home, folder.parent, folder):
-        each.mkdir(mode=0o700, exist_ok=True)
+    for each in (tangram_home(environ), folder.parent, folder):
+        real = Path(os.path.realpath(each))
+        real.parent.mkdir(parents=True, exist_ok=True)
+        real.mkdir(mode=0o700, exist_ok=True)
 
 
 def move_away(folder: Path) -> Path:

@@ -265,6 +265,12 @@ def test_doctor_tells_file_system_types_and_shared_ones(tmp_path: Path) -> None:
     assert storage.nearest(tmp_path / "a" / "b") == tmp_path
 
 
+def test_doctor_follows_a_linked_home_whose_target_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/proc/none/home")
+    told = storage.folder(where(tmp_path, TANGRAM_HOME=str(tmp_path / "link")))
+    assert told.state == "fail" and "on proc" in told.found, told
+
+
 def test_files_and_locks_are_really_tried(tmp_path: Path) -> None:
     here = where(tmp_path)
     for act in (storage.latency, storage.locking, storage.clock):

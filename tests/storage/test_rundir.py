@@ -74,6 +74,14 @@ def test_nobody_else_may_write_beside_the_folder_of_a_job(tmp_path: Path) -> Non
     assert stat.S_IMODE((tmp_path / "above").stat().st_mode) & 0o777 == 0o777  # that of the umask
 
 
+def test_the_target_of_a_linked_home_is_made_again(tmp_path: Path) -> None:
+    """Scratch file systems remove what is old, and the link in the user's home stays."""
+    (tmp_path / "link").symlink_to(tmp_path / "user" / "target")
+    folder = make_job_dir({"TANGRAM_HOME": str(tmp_path / "link")}, "local-1")
+    assert folder.is_dir() and (tmp_path / "user/target/jobs/local-1").is_dir()
+    assert stat.S_IMODE((tmp_path / "user/target").stat().st_mode) == 0o700
+
+
 def test_the_next_worker_removes_scratch_of_killed_workers_and_spares_live_ones(
         tmp_path: Path) -> None:
     dead, gone = maker(tmp_path)
