@@ -9,6 +9,7 @@ import argparse
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from .helpers import ids
@@ -79,8 +80,7 @@ def _streamed(client: Any, command: list[str], options: dict[str, Any]) -> int:
     from ..errors import ActionFailed
 
     future = client.submit(command, stdin=_stdin(), retries=0, on_output=_emit, **options)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: future.cancel())
+    _at_its_end(future.cancel)
     try:
         _say_if_it_waits(client, future)
         return _status(future, _patient(future))
@@ -95,11 +95,17 @@ def _on_terminal(client: Any, command: list[str], options: dict[str, Any]) -> in
 
     rows, cols = own_terminal.size()
     with client.pty(command, rows=rows, cols=cols, echo=True, **options) as pty:
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda *_: pty.close())
+        _at_its_end(pty.close)
         own_terminal.connect(pty)
         result = _patient(pty.future)
     return _status(pty.future, result)
+
+
+def _at_its_end(stop: Callable[[], object]) -> None:
+    """Lets SIGTERM and SIGHUP stop the command; one that is ignored, as under `nohup`, stays so."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda *_: stop())
 
 
 def _status(future: Any, result: Any) -> int:

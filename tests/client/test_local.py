@@ -401,6 +401,23 @@ def test_run_is_cancelled_by_interrupt(cluster: LocalCluster) -> None:
     assert cluster.ask("info")["cpus_free"] == 4
 
 
+def test_run_under_nohup_outlives_its_terminal(cluster: LocalCluster, tmp_path: Path) -> None:
+    started, go = tmp_path / "started", tmp_path / "go"
+    waits = f"echo > {started}; until [ -e {go} ]; do sleep 0.05; done; echo told"
+    child = subprocess.Popen(
+        ["nohup", *TANGRAM, "run", "--", "sh", "-c", waits],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "TANGRAM_ACCESS": str(cluster.access)})
+    deadline = time.monotonic() + 30
+    while not started.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    child.send_signal(signal.SIGHUP)
+    time.sleep(0.3)
+    go.touch()
+    out, err = child.communicate(timeout=30)
+    assert (child.returncode, out) == (0, "told\n"), err
+
+
 def test_acct_shows_every_action(cluster: LocalCluster) -> None:
     name = f"acct-{time.monotonic_ns()}"
     futures = [cluster.submit(["true"], name=name) for _ in range(50)]
