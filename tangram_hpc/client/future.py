@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import signal
 import threading
@@ -345,10 +346,15 @@ async def as_completed_async(futures: Iterable[Future]) -> AsyncIterator[Future]
         async for future in tangram_hpc.as_completed_async(futures):
             scores.append(future.result())
     """
-    waiting = {asyncio.wrap_future(f): f for f in futures}
-    while waiting:
-        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for each in done:
-            if not each.cancelled():
-                each.exception()  # without this, asyncio logs an exception that nobody retrieved
-            yield waiting.pop(each)
+    loop, waiting = asyncio.get_running_loop(), list(futures)
+    ended: asyncio.Queue[Future] = asyncio.Queue()
+
+    def put(future: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed before the action's end
+            loop.call_soon_threadsafe(ended.put_nowait, future)
+
+    # One callback each: `asyncio.wait` in a loop looks at every open future each time one ends.
+    for each in waiting:
+        each.add_done_callback(put)
+    for _ in waiting:
+        yield await ended.get()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tangram_hpc.client import future as future_module
-from tangram_hpc.client.future import Future, as_completed
+from tangram_hpc.client.future import Future, as_completed, as_completed_async
 
 
 def fresh() -> Future:
@@ -115,6 +115,57 @@ def test_a_future_can_be_awaited_before_and_after_its_end() -> None:
         return [await early, await late, await late]
 
     assert asyncio.run(both()) == [1, 2, 2]
+
+
+def calls_of_as_completed_async(count: int) -> int:
+    """How many functions are called while so many futures end one after the other."""
+    futures, ended, calls = [fresh() for _ in range(count)], [], 0
+
+    async def end_them() -> None:
+        for future in futures:
+            await asyncio.sleep(0)
+            future.set_result(5)
+
+    async def main() -> None:
+        ending = asyncio.ensure_future(end_them())
+        async for future in as_completed_async(futures):
+            ended.append(future)
+        await ending
+
+    def count_calls(frame: Any, event: str, arg: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count_calls)
+    try:
+        asyncio.run(main())
+    finally:
+        sys.setprofile(None)
+    assert ended == futures
+    return calls
+
+
+def test_as_completed_async_does_the_same_for_each_future_however_many_there_are() -> None:
+    few, many = calls_of_as_completed_async(100), calls_of_as_completed_async(400)
+    assert many < 5 * few
+
+
+def test_as_completed_async_can_be_left_before_the_last_future_has_ended() -> None:
+    first, last, ended = fresh(), fresh(), fresh()
+    ended.set_exception(ValueError("it failed"))
+
+    async def main() -> list[Future]:
+        found = []
+        async for future in as_completed_async(iter([last, ended, first])):
+            found.append(future)
+            if len(found) == 2:
+                break
+            first.set_result(5)
+        return found
+
+    assert asyncio.run(main()) == [ended, first]
+    last.set_result(6)  # after the end of the event loop
+    assert last.result() == 6
 
 
 def test_ending_a_future_and_beginning_to_wait_exclude_each_other() -> None:
