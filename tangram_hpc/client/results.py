@@ -142,12 +142,26 @@ def conclude(pending: Pending, result: ms.ActionResult, payload: memoryview | No
             if value is None:
                 return  # the next part ends the future
     except TangramError as error:
-        future.set_exception(error)
+        future.set_exception(_without_frames(error))
     except msgspec.DecodeError as error:
         future.set_exception(ProtocolError(f"{_name(pending)}: its result is not in the protocol "
                                            f"({error})"))
     else:
         future.set_result(value)
+
+
+def _without_frames(error: TangramError) -> TangramError:
+    """Drops the tracebacks of an exception that a future is to keep, and of those that led to it.
+
+    Their frames are those of this thread, which tell a caller nothing. They refer to the `Pending`,
+    which refers to the future, and the garbage collector cannot end this cycle, because it does not
+    see what a `Pending` refers to (`gc=False`).
+    """
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__
+    return error
 
 
 def _name(pending: Pending) -> str:

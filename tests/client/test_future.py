@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import gc
 import os
+import pickle
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +19,14 @@ import pytest
 
 from tangram_hpc.client import future as future_module
 from tangram_hpc.client.future import Future, as_completed, as_completed_async
+from tangram_hpc.client.request import Options, make_action
+from tangram_hpc.client.results import Pending, conclude
+from tangram_hpc.domain.action import Kind
+from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.states import ActionState
+from tangram_hpc.errors import TangramError
+from tangram_hpc.protocol import message as ms
+from tangram_hpc.protocol import payload as pl
 
 
 def fresh() -> Future:
@@ -182,6 +193,24 @@ def test_ending_a_future_and_beginning_to_wait_exclude_each_other() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.parametrize(("state", "told"), [
+    (ActionState.FAILED, pl.ErrorReturn("ValueError", "no")), (ActionState.TIMEOUT, None),
+    (ActionState.COMPLETED, pl.ValueReturn(pickle.dumps(1)[:-1], pickled=True))],
+    ids=["failed", "timeout", "unpicklable"])
+def test_nothing_is_kept_of_a_failed_action_whose_future_is_dropped(
+        state: ActionState, told: pl.Payload | None) -> None:
+    future, payload = fresh(), None if told is None else memoryview(pl.encode(told))
+    action = make_action(1, Kind.FUNCTION, Options(), 1, "f")
+    done = ms.ActionResult(1, Outcome(state), "n", (), 1, 5, 6, 1)
+    conclude(Pending(action, b"", future, True, 0), done, payload, None, 0)  # type: ignore[arg-type]
+    with pytest.raises(TangramError):
+        future.result(0)
+    kept = weakref.ref(future)
+    del future
+    gc.collect()
+    assert kept() is None
+
+
 def test_a_child_forked_while_a_future_ends_can_use_futures() -> None:
     held, leave = threading.Event(), threading.Event()
 
