@@ -521,7 +521,7 @@ class Init:
         began = time.monotonic_ns()
         try:
             if call.data is not None and run.limits.disk_mib and (
-                    over := self._meter.disk(run.limits.disk_mib)):
+                    over := self._meter.before_write(run.limits.disk_mib, len(call.data), began)):
                 return self._refuse(run, 0, over[1], ErrorReturn("ENOSPC", over[1]))
             told = _file_answer(self._begin, call)
             if call.op == "remove":

@@ -1,8 +1,10 @@
 """Measures what a sandbox uses while a command runs, and says which limit it has broken.
 
 Checks take at most a twentieth of a core's time: what takes long is checked less often, but the
-disk at least every five seconds. Time in which the check waits for a core is not counted. Nothing
-is ended here.
+disk at least every five seconds. Time in which the check waits for a core is not counted. The same
+holds for the checks before files are written from outside. So writing many files costs for each the
+same, however many there are. What was written since the last check counts in full. Nothing is ended
+here.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ _SHARE = 20
 # A cgroup refuses the thread that is one too many, and here the command is ended. So a limit of N
 # processes allows this many threads for each: libraries start one for every core.
 _THREADS = 8
+_FILE = 8192  # bytes that a file is counted for beside its content: its last block, a directory
 _PLAIN = 2  # folders of a sandbox without an image that it may write
 _DEPTH_MAX = 512  # nested directories; deeper ones are made only to hide files
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -57,7 +60,9 @@ class SandboxMeter:
         self._limits = SandboxLimits()
         self._watch = False
         self._disk_due = 0
-        self._had_mib = 0
+        self._had_mib = 0  # what the disk held at the last check
+        self._written = 0  # bytes that were written from outside since then, an upper bound
+        self._fresh_until = 0  # until when no write needs another check, monotonic ns
         self.due = 0
 
     def begin(self, limits: SandboxLimits, watch: bool, now: int) -> None:
@@ -70,8 +75,9 @@ class SandboxMeter:
         self.due = now + LOOK_NS if self._watch else self._disk_due
 
     def over(self, limit_mib: int) -> bool:
-        """Whether the disk held more than the limit at the last check."""
-        return bool(limit_mib) and self._had_mib > limit_mib
+        """Whether the disk held more than the limit at the last check, with what was written from
+        outside since then."""
+        return bool(limit_mib) and self._had_mib + (self._written >> 20) > limit_mib
 
     def end(self) -> None:
         """Ends with the command."""
@@ -109,8 +115,23 @@ class SandboxMeter:
         self._next(now, time.thread_time_ns() - began)
         return broken
 
+    def before_write(self, limit_mib: int, size: int, now: int) -> tuple[ActionState, str] | None:
+        """Checks whether a file of so many bytes may be written from outside: the directories do
+        not hold more than the limit already. O(1) soon after a check that found room."""
+        known = now < self._fresh_until and self._had_mib >= 0 and not self.over(limit_mib)
+        broken = None if known else self.disk(limit_mib)
+        self._written += size + _FILE
+        return broken
+
     def disk(self, limit_mib: int) -> tuple[ActionState, str] | None:
         """Checks whether the sandbox's directories hold more than the limit."""
+        began = time.thread_time_ns()
+        broken = self._measure(limit_mib)
+        spent, self._written = time.thread_time_ns() - began, 0
+        self._fresh_until = time.monotonic_ns() + min(spent * _SHARE, _DISK_LATEST_NS)
+        return broken
+
+    def _measure(self, limit_mib: int) -> tuple[ActionState, str] | None:
         used = [used_mib(folder, self._others) for folder in self._folders]
         if min(used) < 0:
             self._had_mib = -1
