@@ -209,8 +209,8 @@ def _follow_up(state: SchedulerState, now: int) -> list[ev.Event]:
 def _place_due(state: SchedulerState) -> int:
     """When the placer must be called although no event comes (epoch ns); 0 for never."""
     due, last = state.place_again_at, state.placed_at
-    for name, endpoint in state.ledger.endpoints.items():
-        if endpoint.free > 0 and state.ledger.ready.waits("endpoint:" + name):
+    for endpoint in state.ledger.called_endpoints():
+        if endpoint.free > 0:
             token_at = endpoint.next_token_at(last)
             if token_at > last and (not due or token_at < due):
                 due = token_at

@@ -19,7 +19,7 @@ from tangram_hpc.scheduler.placement.placers.static import assign_gpus
 from tangram_hpc.scheduler.policy.admission import refusal
 from tangram_hpc.scheduler.state.gpu_blocks import GpuSet
 from tangram_hpc.scheduler.state.queue import CPU, GPU, NOTHING, ReadyQueue, TagHeap
-from tangram_hpc.scheduler.state.rate_limit import full
+from tangram_hpc.scheduler.state.rate_limit import EndpointEntry, full
 from tangram_hpc.scheduler.state.tenant_use import Tenants
 
 SECOND = 10**9
@@ -169,6 +169,24 @@ def test_the_next_endpoint_token_is_a_scheduler_deadline() -> None:
     assert started(w.plan()) == []
     w.now = due - 1
     assert started(w.plan()) == [calls[3]]
+
+
+def test_endpoints_that_nobody_calls_cost_a_pass_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = world_with_services()
+    for n in range(50):
+        w.happen(ev.EndpointDeclared(0, EndpointSpec(f"idle{n}", 2, MICRO, MICRO)))
+    looked: list[str] = []
+    tokens = EndpointEntry.tokens
+
+    def look(entry: EndpointEntry, now: int) -> int:
+        looked.append(entry.spec.name)
+        return tokens(entry, now)
+
+    monkeypatch.setattr(EndpointEntry, "tokens", look)
+    plain = w.submit(1)
+    assert started(w.plan()) == [plain] and not looked
+    call = w.submit(1, key="endpoint:search")
+    assert started(w.plan()) == [call] and set(looked) == {"search"}
 
 
 class Resizer:

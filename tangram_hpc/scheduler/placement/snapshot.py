@@ -109,7 +109,7 @@ class Snapshot:
     Attributes:
         now_ns: the time of the snapshot, in epoch ns.
         nodes: the nodes that are up, by number, in order of joining.
-        endpoints: the endpoints, by name.
+        endpoints: the endpoints for which a call waits, by name.
         ledger: the scheduler's state; read only.
     """
 
@@ -221,6 +221,6 @@ def snapshot(ledger: Ledger, now_ns: int) -> Snapshot:
                          endings if n.spec.ends_at_ns else None)
         for n in ledger.up_nodes()
     }
-    endpoints = {name: EndpointView(name, e.free, e.tokens(now_ns))
-                 for name, e in ledger.endpoints.items()}
+    endpoints = {e.spec.name: EndpointView(e.spec.name, e.free, e.tokens(now_ns))
+                 for e in ledger.called_endpoints()}
     return Snapshot(now_ns, views, endpoints, ledger)

@@ -504,6 +504,14 @@ class Ledger:
         """The nodes that can be lent from, in order of joining."""
         return [n for n in self.nodes.values() if n.state is NodeState.UP]
 
+    def called_endpoints(self) -> list[EndpointEntry]:
+        """The endpoints for which a call waits, in order of declaration. O(pools) where no call
+        waits, else O(endpoints) of a few ns each: a pass does nothing for each of the others.
+        """
+        names = {endpoint_of(pool) for pool in self.ready.pools}
+        names.discard("")
+        return [e for name, e in self.endpoints.items() if name in names] if names else []
+
     def held_nodes(self) -> list[NodeEntry]:
         """The nodes that are up, drained or away. An action is infeasible if none of them could
         ever run it.

@@ -52,7 +52,7 @@ class ElasticEndpoints:
         """
         for name, endpoint in view.endpoints.items():
             pool = "endpoint:" + name
-            if endpoint.starts <= 0 or not view.ledger.ready.waits(pool):
+            if endpoint.starts <= 0:
                 continue
             turns = view.turns(pool)
             if turns is None:
