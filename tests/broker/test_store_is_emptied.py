@@ -17,9 +17,15 @@ from helpers.folder_size import bytes_in
 
 import tangram_hpc
 from tangram_hpc import LocalCluster
+from tangram_hpc.broker.idempotency import IdempotencyKeys
 from tangram_hpc.broker.store_garbage import StoreGarbage
 from tangram_hpc.client import connection, functions, request
+from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.states import ActionState
 from tangram_hpc.errors import InvalidInput
+from tangram_hpc.protocol.message import ActionResult
+from tangram_hpc.scheduler.state.ledger import Ledger
+from tangram_hpc.storage.spool import FileSpool
 from tangram_hpc.storage.store import FolderStore
 
 MIB = 1 << 20
@@ -260,3 +266,28 @@ def test_large_function_definitions_take_bounded_room_in_the_store(cluster: Loca
     for _ in range(50):
         assert cluster.submit(size_of(os.urandom(MIB))).result(60) == MIB
     until(lambda: held(cluster) < before + 40 * MIB, "the oldest functions to go")
+
+
+def test_forgetting_names_looks_at_no_others(tmp_path: Path) -> None:
+    class CountingSpool(FileSpool):
+        looks = 0
+
+        def has_result(self, once: str) -> bool:
+            self.looks += 1
+            return super().has_result(once)
+
+        def names(self) -> list[str]:
+            self.looks += 1000
+            return super().names()
+
+    dropped: list[str] = []
+    spool = CountingSpool(tmp_path, 1 << 20)
+    keys = IdempotencyKeys(Ledger(), spool, dropped.extend)
+    result = ActionResult(1, Outcome(ActionState.COMPLETED), "n", (), 1, 5, 6, 0)
+    for n in range(100):
+        spool.keep_result(f"step{n % 10}/{n}", result, None)
+    assert keys.forget(("step1/1", "none", "step1/1", "step2/2"), "") == 2
+    assert dropped == ["step1/1", "step2/2"] and spool.looks == 3
+    assert keys.forget(("step2/12", "step1/11"), "step2/") == 10 and "step2/12" in dropped
+    assert sorted(set(spool.names())) == sorted(
+        f"step{n % 10}/{n}" for n in range(100) if n % 10 != 2 and n not in (1, 11))
