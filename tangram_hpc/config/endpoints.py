@@ -12,8 +12,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from ..domain.service import MICRO, EndpointSpec
-from ..errors import InvalidInput
-from .first_error import checked_table
+from .first_error import check_name, checked_table
 from .settings_table import SettingsTable
 
 
@@ -52,8 +51,7 @@ def endpoint_spec(name: str, wanted: Quota | Mapping[str, Any]) -> EndpointSpec:
     Raises:
         InvalidInput: a field is wrong; the text names it.
     """
-    if not isinstance(name, str) or not name or any(c.isspace() for c in name):
-        raise InvalidInput(f"endpoint name: {name!r} must be one word")
+    check_name("endpoint", name)
     quota = checked_table(Quota, f"endpoint {name}", wanted)
     return EndpointSpec(name, quota.concurrency, round(quota.rate * MICRO),
                         round(quota.bucket() * MICRO))

@@ -64,6 +64,19 @@ def describe_first_error(error: ValidationError, kind: type[BaseModel] | None = 
     return f"{field}: {said}" if field else said
 
 
+def check_name(what: str, name: object) -> None:
+    """Checks the name that a table has, such as that of a service.
+
+    Args:
+        what: what the table is, such as `service`, for the error.
+
+    Raises:
+        InvalidInput: it is not one word.
+    """
+    if not isinstance(name, str) or not name or any(c.isspace() for c in name):
+        raise InvalidInput(f"{what} name: {name!r} must be one word")
+
+
 _M = TypeVar("_M", bound=BaseModel)
 
 

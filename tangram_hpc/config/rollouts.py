@@ -17,7 +17,7 @@ from ..domain.rollouts import STEP_NS_MAX as _STEP_NS
 from ..domain.rollouts import TOKEN_NS_MAX as _TOKEN_NS
 from ..domain.rollouts import RolloutService, RolloutsSpec, wrong_number
 from ..errors import InvalidInput
-from .first_error import checked_table
+from .first_error import check_name, checked_table
 from .settings_table import SettingsTable
 
 
@@ -109,8 +109,7 @@ def rollouts_spec(name: str, wanted: RolloutPoolSettings | Mapping[str, Any]) ->
     Raises:
         InvalidInput: a field is wrong; the text names it.
     """
-    if not name or any(c.isspace() for c in name):
-        raise InvalidInput(f"rollouts name: {name!r} must be one word")
+    check_name("rollouts", name)
     pool = checked_table(RolloutPoolSettings, f"rollouts {name}", wanted)
     edges = [bucket.upto for bucket in pool.buckets]
     if edges[-1] is not None or None in edges[:-1]:

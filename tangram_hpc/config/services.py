@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from ..domain.service import BLOCK_SIZES, ServiceSpec
 from ..errors import InvalidInput
-from .first_error import describe_first_error
+from .first_error import check_name, describe_first_error
 from .settings_table import SettingsTable
 
 
@@ -186,8 +186,7 @@ def service_spec(name: str, wanted: Service | Mapping[str, Any]) -> ServiceSpec:
     Raises:
         InvalidInput: a field is wrong; the text names it.
     """
-    if not isinstance(name, str) or not name or any(c.isspace() for c in name):
-        raise InvalidInput(f"service name: {name!r} must be one word")
+    check_name("service", name)
     service = wanted if isinstance(wanted, Service) else _checked(name, wanted)
     if isinstance(service, EngineService):
         service = service.model_copy(update={"degrees": (len(service.gpus),)})

@@ -10,6 +10,7 @@ import pytest
 
 from tangram_hpc.app.worker import node_spec, pull_settings, sandbox_settings
 from tangram_hpc.config.allocations import elastic
+from tangram_hpc.config.rollouts import rollouts_spec
 from tangram_hpc.config.services import service_spec
 from tangram_hpc.config.settings import load_config
 from tangram_hpc.config.tenants import tenant_spec
@@ -66,8 +67,9 @@ def test_a_wrong_setting_is_refused_in_one_line(
     (lambda: service_spec("rm", {"backend": "fake", "batch": True}), "batch: must be a number"),
     (lambda: service_spec("rm", {"backend": "fake", "wake_s": inf}), "wake_s.*finite"),
     (lambda: service_spec("rm", {"backend": "fake", "restore_s": inf}), "restore_s.*finite"),
+    (lambda: rollouts_spec(5, {}), "rollouts name: 5 must be one word"),  # type: ignore[arg-type]
 ])
-def test_a_table_takes_numbers_that_can_be_computed_with(
+def test_a_table_with_a_wrong_name_or_number_is_refused_in_one_line(
         check: Callable[[], object], told: str) -> None:
     with pytest.raises(InvalidInput, match=told):
         check()
