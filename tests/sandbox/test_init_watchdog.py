@@ -152,3 +152,19 @@ def test_the_time_of_a_suspension_does_not_count_for_a_time_limit(kind: str, tmp
     outcome, _, _ = rig.end(lease)
     assert outcome.state is ActionState.COMPLETED, outcome
     rig.close()
+
+
+def test_a_quiet_command_is_killed_when_the_wait_after_its_sigterm_is_over(tmp_path: Path) -> None:
+    """Its init is not woken before, as nothing is to be measured: without a limit of the disk, and
+    with more memory than the init's. That time is no suspension, which would move the kill."""
+    rig = Rig(tmp_path, disk_mib=0)
+    quiet = "import signal, time; signal.signal(15, 1); x = b'1' * (200 << 20); time.sleep(60)"
+    lease = rig.begin(ExecCall(argv=(sys.executable, "-c", quiet)), Kind.EXEC)
+    quiet_until = time.monotonic() + 4
+    rig.until(lambda: time.monotonic() > quiet_until)
+    rig.executor.kill(lease, ActionState.CANCELLED, "no longer needed")
+    killed = time.monotonic()
+    outcome, _, _ = rig.end(lease)
+    assert outcome.state is ActionState.CANCELLED and outcome.signal == signal.SIGKILL
+    assert time.monotonic() < killed + 3, "0.5 s are between the two signals"
+    rig.close()

@@ -722,6 +722,7 @@ class Init:
 
     def _stop(self, command: Command, state: ActionState, reason: str, wait_ns: int) -> None:
         command.usage.stopping(self._processes.pids())
+        command.mark_time()  # else the kill would be moved by the time since the last mark
         command.stop(state, reason, wait_ns)
 
     def _kill_all(self, command: Command) -> None:
