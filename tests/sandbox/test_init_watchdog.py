@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers.executor_rig import Rig
@@ -15,9 +16,11 @@ from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.protocol.message import StartAttempt
 from tangram_hpc.protocol.payload import ExecCall
+from tangram_hpc.protocol.process_frames import RunAction, SandboxLimits
 from tangram_hpc.sandbox.manager import init_watchdog
 from tangram_hpc.sandbox.manager.memory_pressure import LOOK_S
 from tangram_hpc.sandbox.manager.node_attempts import NodeAttempt
+from tangram_hpc.sandbox.process import command
 
 # It holds a file in such a way that whoever starts it waits for the holder: the program's init.
 HOLDER = """
@@ -168,3 +171,20 @@ def test_a_quiet_command_is_killed_when_the_wait_after_its_sigterm_is_over(tmp_p
     assert outcome.state is ActionState.CANCELLED and outcome.signal == signal.SIGKILL
     assert time.monotonic() < killed + 3, "0.5 s are between the two signals"
     rig.close()
+
+
+@pytest.mark.parametrize("busy", [True, False], ids=["a long check", "a suspension"])
+def test_only_time_in_which_an_init_stood_still_moves_a_time_limit(
+        busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = SimpleNamespace(ns=10**9, cpu_ns=10**8)
+    monkeypatch.setattr(command, "time", SimpleNamespace(
+        monotonic_ns=lambda: now.ns, thread_time_ns=lambda: now.cpu_ns))
+    run = RunAction(1, b"", "", 1, 1, 5 * 10**9, False, "end", SandboxLimits())
+    one = command.Command(run, ExecCall(shell="true"), 1 << 20, "process")
+    one.started_ns, one.act_at = now.ns, now.ns + run.timeout_ns
+    one.mark_time()
+    limit = one.act_at
+    now.ns += 3 * 10**9
+    now.cpu_ns += 3 * 10**9 * busy
+    one.mark_time()
+    assert one.act_at - limit == (0 if busy else 3 * 10**9)

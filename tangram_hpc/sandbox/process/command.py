@@ -100,6 +100,7 @@ class Command:
 
     __slots__ = (
         "_kept",
+        "_marked_cpu_ns",
         "_marked_ns",
         "act_at",
         "call",
@@ -129,7 +130,7 @@ class Command:
         self.reason = ""
         self.reported = False
         self.act_at = 0
-        self.started_ns = self._marked_ns = 0
+        self.started_ns = self._marked_ns = self._marked_cpu_ns = 0
         self.pipes: tuple[int, ...] = ()
         most = call.output_max or output_max
         self._kept = KeptOutput(most, call.keep), KeptOutput(most, call.keep)
@@ -202,12 +203,15 @@ class Command:
     def mark_time(self) -> None:
         """Moves the time limit by the time since the last mark, if that is long: the job was
         suspended, and the command stood still too. Its init marks it each LOOK_NS, wherever it was
-        stopped itself, and before it judges the time limit.
+        stopped itself, and before it judges the time limit. What the init itself computed
+        meanwhile, as for a check of a million files, is no suspension.
         """
-        now, since = time.monotonic_ns(), max(self._marked_ns, self.started_ns)
-        self._marked_ns = now
-        if now - since > _STALL_NS and self.act_at > since:
-            self.act_at += now - since
+        now, cpu, since = (time.monotonic_ns(), time.thread_time_ns(),
+                           max(self._marked_ns, self.started_ns))
+        stood = now - since - (cpu - self._marked_cpu_ns)
+        self._marked_ns, self._marked_cpu_ns = now, cpu
+        if stood > _STALL_NS and self.act_at > since:
+            self.act_at += stood
 
     # ---- output ----
 
