@@ -64,6 +64,7 @@ class ForkServer:
         _brooms: children that remove a large directory.
         _lingering: numbers of dead processes whose descendants may still live.
         _stops: by process id, a time and how often the process was stopped since.
+        _stopped: by process id, when a stopped process goes on (monotonic s); the earliest first.
     """
 
     def __init__(self, worker: socket.socket, root: str) -> None:
@@ -75,6 +76,7 @@ class ForkServer:
         self._brooms: set[int] = set()
         self._lingering: list[int] = []
         self._stops: dict[int, tuple[float, int]] = {}
+        self._stopped: dict[int, float] = {}
         self._ending = False
         self._modes = ModeKeeper(self._home_of)
         self._wake, self._into = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -96,7 +98,7 @@ class ForkServer:
         poll.register(self._modes.fileno(), select.POLLIN)
         try:
             while not self._ending:
-                for fd, _ in poll.poll(_AGAIN_MS if self._lingering else None):
+                for fd, _ in poll.poll(self._wait_ms()):
                     if fd == self._wake:
                         os.read(self._wake, 512)
                     elif fd == self._modes.fileno():
@@ -104,12 +106,21 @@ class ForkServer:
                     else:
                         self._receive()
                 self._reap()
+                self._continue()
                 if self._lingering:
                     self._sweep()
         except (BrokenPipeError, ConnectionResetError):
             pass  # the worker is gone
         finally:
             self._end()
+
+    def _wait_ms(self) -> float | None:
+        """How long to wait without an event, ms; None for no limit."""
+        if self._lingering:
+            return _AGAIN_MS
+        if not self._stopped:
+            return None
+        return max(0.0, next(iter(self._stopped.values())) - time.monotonic()) * 1e3
 
     def _receive(self) -> None:
         data = self._worker.recv(PACKET_MAX)
@@ -172,28 +183,35 @@ class ForkServer:
             if pid == 0:
                 return
             if os.WIFSTOPPED(status):
-                self._stopped(pid)
+                self._note_stop(pid)
                 continue
             self._brooms.discard(pid)
             self._stops.pop(pid, None)
+            self._stopped.pop(pid, None)
             number = self._processes.pop(pid, -1)
             if number >= 0:
                 del self._pids[number]
                 self._died(number, status)
 
-    def _stopped(self, pid: int) -> None:
-        """Continues an execution process that was stopped, because a program may have stopped it
-        to escape its limits. If Slurm suspends the job, this process is stopped too, but perhaps a
-        moment later: so it waits first, or the clock of an init would run on beside a command that
-        stands still. A process that is stopped more than `_STOPS_MAX` times within `_STOPS_S` is
-        killed.
-        """
+    def _note_stop(self, pid: int) -> None:
+        """Notes that an execution process was stopped, which goes on soon: see `_continue`."""
         if pid in self._processes:
             now = time.monotonic()
             since, often = self._stops.get(pid, (now, 0))
-            since, often = (since, often + 1) if now - since < _STOPS_S else (now, 1)
-            self._stops[pid] = since, often
-            time.sleep(_SUSPENDED_S)
+            self._stops[pid] = (since, often + 1) if now - since < _STOPS_S else (now, 1)
+            self._stopped.setdefault(pid, now + _SUSPENDED_S)  # further stops postpone nothing
+
+    def _continue(self) -> None:
+        """Continues execution processes that were stopped, because a program may have stopped them
+        to escape its limits. If Slurm suspends the job, this process is stopped too, but perhaps a
+        moment later: so each is continued `_SUSPENDED_S` after its stop, or the clock of an init
+        would run on beside a command that stands still. A process that is stopped more than
+        `_STOPS_MAX` times within `_STOPS_S` is killed.
+        """
+        now = time.monotonic()
+        for pid in [pid for pid, at in self._stopped.items() if at <= now]:
+            del self._stopped[pid]
+            often = self._stops[pid][1]
             os.kill(pid, signal.SIGCONT if often <= _STOPS_MAX else signal.SIGKILL)
 
     def _died(self, number: int, status: int) -> None:
