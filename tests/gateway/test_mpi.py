@@ -14,6 +14,8 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from helpers.gateway_rig import Ranks, Rig
@@ -27,9 +29,11 @@ from tangram_hpc.ports import ChannelLost
 from tangram_hpc.protocol import message as ms
 from tangram_hpc.protocol import relay
 from tangram_hpc.protocol.frame import Outbox
+from tangram_hpc.transport.mpi import mpi_world
 from tangram_hpc.transport.mpi.mpi_channel import MpiChannel
 from tangram_hpc.transport.mpi.mpi_launch import launch_of
 from tangram_hpc.transport.mpi.mpi_oversubscription import oversubscribed, wait_environment
+from tangram_hpc.transport.mpi.mpi_world import MpiWorld
 from tangram_hpc.transport.mpi.rank_card import RankCard, complaint
 
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
@@ -465,6 +469,22 @@ def test_waking_an_mpi_channel_ends_its_wait() -> None:
     channel = MpiChannel(Ranks(), 2, 1, 0, lambda why: None)
     threading.Timer(0.05, channel.wake).start()
     assert list(channel.wait(4.0, False)) == []
+
+
+def test_a_rank_whose_gateway_is_gone_does_not_finalise_when_it_is_asked_again(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end without MPI_Finalize runs all exit handlers, so that of the world a second time."""
+    world: Any = MpiWorld.__new__(MpiWorld)
+    vars(world).update(
+        _owner=os.getpid(), _own_finalize=False, _ending=False, _parted=None, _clients=[],
+        dead="it is silent", shares_fate=False, _presence=SimpleNamespace(stop=lambda: None),
+        _mpi=SimpleNamespace(Is_finalized=lambda: False),
+        _finalize=lambda: pytest.fail("MPI_Finalize would wait for the gateway"))
+    ended: list[int] = []
+    monkeypatch.setattr(mpi_world.atexit, "_run_exitfuncs", world.leave)
+    monkeypatch.setattr(mpi_world.os, "_exit", ended.append)
+    world.leave()
+    assert ended == [0]
 
 
 def test_a_gateway_that_hangs_is_ended_by_its_watchdog() -> None:

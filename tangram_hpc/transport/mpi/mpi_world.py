@@ -78,7 +78,8 @@ class MpiWorld:
         self._mpi, self._own_finalize = MPI, own_finalize
         self._opened, self._owner = 0, os.getpid()  # connections made; the process that met
         self._ending = False  # whether we already run this process's exit handlers
-        self._left = False  # whether this rank has told the gateway that it leaves
+        # whether MPI may be finalised; None until this rank has told the gateway that it leaves
+        self._parted: bool | None = None
         self._clients: list[Any] = []
         self._channel: MpiChannel | None = None
         self._presence = Presence(self.wire, self.gateway, self._idle, self.lose)
@@ -153,10 +154,12 @@ class MpiWorld:
             self.finalize(self._part())
 
     def _part(self) -> bool:
-        """Tells the gateway that this rank leaves; returns whether MPI may be finalised."""
-        if self._left:
-            return True
-        self._left = True
+        """Tells the gateway that this rank leaves, once; returns whether MPI may be finalised. It
+        is asked again where `_end` runs all exit handlers: what could hang then still can.
+        """
+        if self._parted is not None:
+            return self._parted
+        self._parted = False
         for client in self._clients:
             client.close()
         failed = hasattr(sys, "last_value")  # whether an exception ends this program
@@ -166,6 +169,7 @@ class MpiWorld:
             can = self._all_can(can)
         if not can:
             self.lose("it did not let us finalise")
+        self._parted = can
         return can
 
     def _gateway_lives(self) -> bool:
