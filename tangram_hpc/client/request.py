@@ -6,10 +6,10 @@ A wrong argument is an InvalidInput that names it, before anything is sent.
 from __future__ import annotations
 
 import operator
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from pathlib import PurePath
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -41,6 +41,7 @@ _encoder = msgspec.msgpack.Encoder()
 _WRITTEN_AS = {"degrees": "cpus", "mem_mib": "mem", "disk_mib": "disk", "attempts_max": "retries",
                "argv": "work", "shell": "work", "names": "once"}
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+_BYTES = (bytes, bytearray, memoryview)
 _R = TypeVar("_R", Action, SessionSpec)
 
 NETWORKS: Mapping[str, Network] = {"off": False, "loopback": LOOPBACK, "open": OPEN,
@@ -524,7 +525,7 @@ def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str
 def _word(word: object) -> str:
     """A word of an argv as text, such as a path or a number. None and bytes would become texts that
     nobody means."""
-    if word is None or isinstance(word, bytes):
+    if word is None or isinstance(word, _BYTES):
         raise InvalidInput(f"work: the word {word!r:.60} of the command is not a text")
     return str(word)
 
@@ -537,9 +538,10 @@ def folder_text(cwd: object) -> str:
     """
     if cwd is None:
         return ""
-    if not isinstance(cwd, str | PurePath):
+    folder = os.fspath(cwd) if isinstance(cwd, os.PathLike) else cwd
+    if not isinstance(folder, str):
         raise InvalidInput(f"cwd: {cwd!r:.60} is neither a text nor a path")
-    return str(cwd)
+    return str(folder)
 
 
 def environment(env: Mapping[str, str] | None) -> dict[str, str]:
@@ -555,7 +557,7 @@ def environment(env: Mapping[str, str] | None) -> dict[str, str]:
     for name, value in env.items():
         if not isinstance(name, str):
             raise InvalidInput(f"env: the name {name!r} is not a text")
-        if value is None or isinstance(value, bytes):
+        if value is None or isinstance(value, _BYTES):
             raise InvalidInput(f"env[{name!r}]: {value!r:.60} is not a text; leave the name out, "
                                "or give it a text")
     return {name: str(value) for name, value in env.items()}
