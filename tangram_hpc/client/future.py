@@ -354,7 +354,10 @@ async def as_completed_async(futures: Iterable[Future]) -> AsyncIterator[Future]
             loop.call_soon_threadsafe(ended.put_nowait, future)
 
     # One callback each: `asyncio.wait` in a loop looks at every open future each time one ends.
+    count = len(waiting)
     for each in waiting:
         each.add_done_callback(put)
-    for _ in waiting:
+        del each
+    del futures, waiting  # they hold the results, which the caller may be done with
+    for _ in range(count):
         yield await ended.get()

@@ -179,6 +179,22 @@ def test_as_completed_async_can_be_left_before_the_last_future_has_ended() -> No
     assert last.result() == 6
 
 
+def test_as_completed_async_keeps_no_result_that_its_caller_has_done_with() -> None:
+    async def main() -> list[bool]:
+        futures = [fresh() for _ in range(3)]
+        gone = [weakref.ref(each) for each in futures]
+        for each in futures:
+            each.set_result(bytes(8))
+        seen, ends = [], as_completed_async(iter(futures))
+        del futures, each
+        async for future in ends:
+            del future
+            seen.append(gone[len(seen)]() is None)
+        return seen
+
+    assert asyncio.run(main()) == [True] * 3
+
+
 def test_ending_a_future_and_beginning_to_wait_exclude_each_other() -> None:
     """Who begins to wait looks at what has been decided, and who ends it sees who waits."""
     for touch in (lambda one: one.set_result(1), lambda one: one._condition):
