@@ -149,8 +149,8 @@ class ShellEnvironment(SandboxEnvironment):
         try:
             self.session.write(path, content).result()
         except FileFailed as error:  # its text has the action's id, which no two runs share
-            why = getattr(error.result, "text", str(error))
-            raise type(error)(why) from None
+            error.args = (getattr(error.result, "text", str(error)),)
+            raise
         return f"wrote {len(content)} characters to {path}"
 
 

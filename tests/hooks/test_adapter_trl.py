@@ -205,6 +205,7 @@ def test_a_file_that_cannot_be_written_is_told_equally_in_each_run(cluster: Loca
         with pytest.raises(FileMissing) as error:
             environment.write_file("/proc/nothing/here", "x")
         told.append(str(error.value))
+        assert error.value.code == "ENOENT", "a subclass may tell errors apart"
         release_environments([environment])
     assert told == ["no such file: /proc/nothing/here"] * 2
 
