@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -74,11 +75,15 @@ def replacing_output(path: Path) -> Iterator[Path]:
     an interrupt in the middle leaves what was there before, and no half of the new content.
 
     A device or a pipe such as /dev/stdout is written as it is, and so is a file in a folder that
-    may not be written. A symbolic link stays, and its target is replaced.
+    may not be written. A symbolic link stays, and its target is replaced. A file that is replaced
+    leaves its permissions to the new one, which is then there, empty, to be written.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not (path.is_file() and os.access(path.parent, os.W_OK)):
         yield path
         return
     with replacing(path) as temporary:
+        if path.exists():
+            temporary.touch(mode=0o600, exist_ok=False)
+            temporary.chmod(stat.S_IMODE(path.stat().st_mode) | stat.S_IWUSR)
         yield temporary

@@ -65,3 +65,14 @@ def test_a_device_is_written_as_it_is_and_a_link_stays(tmp_path: Path) -> None:
     with atomic_file.replacing_output(link) as path:
         path.write_text("new")
     assert link.is_symlink() and target.read_text() == "new"
+
+
+def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
+    """As one that is written over: a private file stays private, and a group's stays the group's.
+    """
+    for mode in (0o600, 0o664, 0o444):
+        (target := tmp_path / f"{mode:o}").write_text("before")
+        target.chmod(mode)
+        with atomic_file.replacing_output(target) as path:
+            path.write_text("after")
+        assert target.read_text() == "after" and target.stat().st_mode & 0o777 == mode | 0o200
