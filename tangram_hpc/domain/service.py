@@ -96,7 +96,7 @@ def pushed_by(failure: BaseException) -> tuple[int, int]:
         return 0, 0
     try:
         wait_ns = round(min(max(0.0, float(failure.retry_after)), 86_400.0) * 1e9)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         wait_ns = 0
     return (THROTTLED if isinstance(failure, Throttled) or wait_ns else FALTERED), wait_ns
 

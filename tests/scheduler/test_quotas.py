@@ -291,7 +291,8 @@ def test_a_wrong_quota_names_its_field(fields, told: str) -> None:
         endpoint_spec("search", fields)
 
 
-@pytest.mark.parametrize("wait", [None, "soon", float("nan"), -1.0])
+@pytest.mark.parametrize("wait", [None, "soon", float("nan"), -1.0,
+                                  pytest.param(10**400, id="huge")])
 def test_a_wait_that_is_no_number_of_seconds_counts_as_none(wait) -> None:
     failure = Throttled()
     failure.retry_after = wait
