@@ -23,6 +23,7 @@ class SettingsTable(BaseModel):
     def _no_truth_as_number(cls, value: Any, info: ValidationInfo) -> Any:
         kind = cls.model_fields[info.field_name or ""].annotation
         kinds = {kind, *get_args(kind)}
-        if isinstance(value, bool) and kinds & _NUMBERS and bool not in kinds:
+        given = value if isinstance(value, list | tuple) else (value,)
+        if kinds & _NUMBERS and bool not in kinds and any(isinstance(one, bool) for one in given):
             raise ValueError("must be a number")
         return value

@@ -65,6 +65,7 @@ def test_a_wrong_setting_is_refused_in_one_line(
     (lambda: elastic({"max_nodes": True}), r"elastic.max_nodes`: must be a number"),
     (lambda: tenant_spec("a", {"shares": True}), "tenant a: shares: must be a number"),
     (lambda: service_spec("rm", {"backend": "fake", "batch": True}), "batch: must be a number"),
+    (lambda: service_spec("rm", {"backend": "fake", "degrees": [True]}), "degrees: must be a numb"),
     (lambda: service_spec("rm", {"backend": "fake", "wake_s": inf}), "wake_s.*finite"),
     (lambda: service_spec("rm", {"backend": "fake", "restore_s": inf}), "restore_s.*finite"),
     (lambda: rollouts_spec(5, {}), "rollouts name: 5 must be one word"),  # type: ignore[arg-type]
