@@ -199,7 +199,7 @@ async def _result(future: Future, turn: AdmittedProgram) -> CommandRunResult:
     if any(result.cut):
         left_out = (f"{result.cut[0]} bytes of stdout and {result.cut[1]} bytes of stderr were "
                     "left out")
-        err = f"{err}\n{left_out}".lstrip()
+        err = f"{err}\n{left_out}" if err else left_out
     if result.state is ActionState.TIMEOUT:
         return CommandRunResult(status="TimeLimitExceeded", execution_time=seconds, stdout=out,
                                 stderr=err)

@@ -106,6 +106,8 @@ def test_how_much_output_was_left_out_is_told(cluster: LocalCluster) -> None:
     assert (answer["status"], len(answer["stdout"])) == ("Finished", 1 << 20)
     left_out = f"{(2 << 20) + 1} bytes of stdout and 0 bytes of stderr were left out"
     assert answer["stderr"] == left_out
+    answer = run(cluster, "import sys; print(' ^', file=sys.stderr); print('x' * (3 << 20))")
+    assert answer["run_result"]["stderr"] == f" ^\n\n{left_out}"
 
 
 def test_files_that_the_program_made_are_fetched(cluster: LocalCluster) -> None:
