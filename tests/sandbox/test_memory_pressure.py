@@ -206,13 +206,33 @@ def test_an_action_that_the_kernel_ended_says_whose_limit_was_reached(
     """The limit of the worker's job step is reached by all of its actions together, and the kernel
     then ends the largest one. No group's limit is reached where `peak_mib` is None: someone else
     sent the signal."""
-    usage = SimpleNamespace(peak_mem_kib=(peak_mib or 0) << 10)
-    group = SimpleNamespace(oom_kills=lambda: int(peak_mib is not None), usage=lambda: usage)
-    process: Any = SimpleNamespace(kind=INIT, group=group, oom_kills=0, isolation="bwrap")
+    ended = Outcome(ActionState.FAILED, signal=signal.SIGKILL, reason="ended by signal 9 (SIGKILL)")
+    told = _told(_process(int(peak_mib is not None), (peak_mib or 0) << 10), asked, ended)
+    assert told.state is state and reason in told.reason
+
+
+def test_an_action_is_not_blamed_for_what_the_kernel_ended_in_an_earlier_one() -> None:
+    process = _process(1, 390 << 10)
+    failed = Outcome(ActionState.FAILED, exit_code=1, reason="exit code 1")
+    assert _told(process, 0, failed).state is ActionState.FAILED  # its child was killed, not itself
+    assert _told(process, 450, failed).state is ActionState.FAILED
+
+
+def test_a_kernel_that_counts_no_peak_says_no_figure() -> None:
+    ended = Outcome(ActionState.FAILED, signal=signal.SIGKILL)
+    assert _told(_process(1, None), 0, ended).reason == (
+        "mem: the node's or the job step's memory was used up; 0 MiB asked for")
+
+
+def _process(kills: int, peak_kib: int | None) -> Any:
+    usage = SimpleNamespace(peak_mem_kib=peak_kib)
+    group = SimpleNamespace(oom_kills=lambda: kills, usage=lambda: usage)
+    return SimpleNamespace(kind=INIT, group=group, oom_kills=0, isolation="bwrap")
+
+
+def _told(process: Any, asked: int, outcome: Outcome) -> Outcome:
     attempt: Any = SimpleNamespace(
         stop=None, asked_mib=asked, held=True,
         order=SimpleNamespace(action=SimpleNamespace(kind=Kind.EXEC)))
     executor: Any = SimpleNamespace(_counts_ooms=True, _enforcer=SimpleNamespace(name="cgroup1"))
-    ended = Outcome(ActionState.FAILED, signal=signal.SIGKILL, reason="ended by signal 9 (SIGKILL)")
-    told = SandboxExecutor._told(executor, attempt, process, ended)
-    assert told.state is state and reason in told.reason
+    return SandboxExecutor._told(executor, attempt, process, outcome)

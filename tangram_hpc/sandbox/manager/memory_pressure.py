@@ -88,8 +88,9 @@ def oom_reason(asked: int, peak_kib: int | None) -> str:
     """
     if asked and (peak_kib is None or peak_kib + _BELOW_KIB >= asked * 1024):
         return f"mem: more than the {asked} MiB asked for"
-    return (f"mem: the node's or the job step's memory was used up; {(peak_kib or 0) // 1024} MiB "
-            f"used, {asked} MiB asked for")
+    used = "" if peak_kib is None else f"{peak_kib // 1024} MiB used, "
+    return (f"mem: the node's or the job step's memory was used up; {used}{asked} MiB asked "
+            "for")
 
 
 def _used_mib(process: ExecutionProcess, asked: int) -> int:

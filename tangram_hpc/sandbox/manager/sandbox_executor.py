@@ -431,11 +431,13 @@ class SandboxExecutor:
             state = ActionState.FAILED
         elif process.kind == RUNNER and not attempt.asked_mib:
             return outcome  # its own enforcement is right
-        killed = outcome.exit_code == _KILLED or outcome.signal == signal.SIGKILL
-        if (attempt.asked_mib or killed) and self._counts_ooms and process.group is not None:
+        failed = state is ActionState.FAILED
+        # also read where it decides nothing: else the next action would be blamed for these kills
+        if (attempt.asked_mib or failed) and self._counts_ooms and process.group is not None:
             kills = process.group.oom_kills()
-            ended_so = state is ActionState.FAILED or (
-                state is ActionState.COMPLETED and attempt.order.action.kind is Kind.BACKGROUND)
+            killed = outcome.exit_code == _KILLED or outcome.signal == signal.SIGKILL
+            ended_so = (attempt.asked_mib or killed) and (failed or (
+                state is ActionState.COMPLETED and attempt.order.action.kind is Kind.BACKGROUND))
             if kills > process.oom_kills and ended_so:
                 state = ActionState.OUT_OF_MEMORY
                 reason = oom_reason(attempt.asked_mib, process.group.usage().peak_mem_kib)
