@@ -142,6 +142,14 @@ def _give_up_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
+def _take_signals() -> None:
+    """Takes signals as a shell's child does. Some launchers leave SIGCHLD ignored, which would hide
+    how each child ended, or signals blocked.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit status.
 
@@ -150,9 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is None:
         _open_closed_streams()
-        # some launchers leave SIGCHLD ignored, which would hide how each child ended, or blocked
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+        _take_signals()
         _escape_what_stdout_has_not()
         # Imports make 70,000 objects that live to the end: 100 collections would take 30 ms of 400.
         gc.set_threshold(100_000, 20, 100)
