@@ -37,6 +37,29 @@ def test_turns_of_a_service_on_a_lost_node_are_routed_again() -> None:
     assert world.ledger.nodes[second].state.value == "UP" and world.pool.open_turns == {}
 
 
+def test_a_turn_whose_service_goes_while_the_broker_waits_for_its_client_is_routed_again() -> None:
+    """The broker is started again and has no payload of a turn that was routed and waits. Then the
+    node of its service does not come back.
+    """
+    world = Site()
+    world.gpu_node(1)
+    world.declare()
+    turns = [world.turn(n) for n in range(2)]
+    world.plan()
+    waiting = next(t for t in turns if not world.lease_of(t))
+    assert world.service(waiting) in ("s0", "s1")
+    world.happen(ev.BrokerStarted(world.now, "j", "first-fit", "none", await_until=world.now + 9))
+    world.happen(ev.NodeLost(world.now, 1, "its worker did not come back"))
+    world.gpu_node(1)
+    world.happen(ev.ClientJoined(world.now, 1, "uid-1", "test", 0, 1, "socket"))
+    for turn in turns:
+        world.happen(ev.ActionResubmitted(world.now, turn))
+    world.plan()
+    assert world.service(waiting) == "big" and world.lease_of(waiting)
+    world.drain()
+    assert world.pool.open_turns == {} and len(replies(world.decisions)) == 2
+
+
 def test_a_turn_that_a_drained_node_returns_is_routed_elsewhere() -> None:
     world = Site()
     world.gpu_node(2)

@@ -133,6 +133,8 @@ def update_services(ledger: Ledger, lost: NodeEntry | None = None) -> None:
                 for n in up for block, _ in n.gpus.blocks.get(each.degree, ())
                 if each.degree <= ledger.block_max))
             for action in pool.set_callable(each.name, available, each.name in gone):
+                entry = ledger.actions[action]
                 if action in ledger.ready:
                     ledger.ready.remove(action)
-                    want_route(ledger, ledger.actions[action])
+                if entry.state is ActionState.PENDING:  # a withheld turn is not in the ready queue
+                    want_route(ledger, entry)
