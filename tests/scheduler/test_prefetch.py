@@ -51,6 +51,19 @@ def test_short_actions_are_prefetched_in_order_and_begin_when_the_unit_is_free()
     assert rows[b].cpu_held_ns == 20
 
 
+def test_a_lease_that_has_ended_behind_another_one_cannot_be_returned() -> None:
+    """Only a worker with an error reports both; the broker must not end of that."""
+    w = world()
+    _, b = (w.submit(profile=SHORT) for _ in range(2))
+    w.plan()
+    w.finish(b, clean=False)
+    assert w.happen(ev.LeaseReturned(9, 2)) == []
+    assert w.ledger.actions[b].state is ActionState.COMPLETED
+    w.happen(ev.LeaseReleased(10, 2))
+    w.happen(ev.LeaseFinished(11, 1, Outcome(ActionState.COMPLETED), True))
+    assert not w.ledger.leases
+
+
 def test_long_or_demanding_actions_and_those_behind_them_are_not_prefetched() -> None:
     for wants in ({"profile": LONG}, {"mem_mib": 1, "profile": SHORT}, {"profile": None},
                   {"cpus": (1, 2), "profile": SHORT}, {"component": "x", "profile": SHORT}):
