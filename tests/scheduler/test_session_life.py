@@ -8,6 +8,7 @@ import random
 import pytest
 from helpers.builders import World, replies, started
 
+from tangram_hpc.accounting.record import fold
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.ids import client_of
@@ -50,6 +51,23 @@ def test_a_session_closes_while_leftovers_of_its_last_action_are_being_killed() 
     w.happen(ev.LeaseReleased(w.now, lease))
     assert not w.ledger.sessions and not w.ledger.leases
     assert not w.ledger.nodes[node].leases
+
+
+def test_an_action_whose_order_was_lost_ends_if_its_session_has_ended_meanwhile() -> None:
+    """The broker is killed before its order reaches the worker, whose sandbox has failed."""
+    w = World()
+    w.node()
+    s = opened(w)
+    action = w.submit(session=s)
+    w.plan()
+    lease = w.lease_of(action)
+    w.happen(ev.SessionClosed(w.now, s, "it failed"))
+    w.happen(ev.BrokerStarted(w.now, "j", "first-fit", "none", await_until=w.now + 9))
+    made = w.happen(ev.LeaseReturned(w.now, lease, True))
+    assert replies(made) == {action: ActionState.CANCELLED}
+    assert action not in w.ledger.ready and not w.ledger.leases
+    record = fold(w.events).records[action]
+    assert record.state is ActionState.CANCELLED and "ended before" in record.outcome.reason
 
 
 # ---- idle --------------------------------------------------------------------------------------

@@ -193,6 +193,20 @@ def _of_action_cancelled(state: SchedulerState, event: ev.ActionCancelled) -> li
     return [event, ev.LeaseFinished(event.at, lease.lease, outcome, True)]
 
 
+def _of_lease_returned(state: SchedulerState, event: ev.LeaseReturned) -> list[ev.Event]:
+    """The end of an action whose session has ended while the order for it was on its way: it cannot
+    wait again.
+    """
+    ledger = state.ledger
+    lease = ledger.leases.get(event.lease)
+    if lease is None or not lease.session or lease.session in ledger.sessions \
+            or lease.state is LeaseState.RELEASING \
+            or ledger.actions[lease.action].forced_outcome is not None:
+        return [event]
+    why = f"session {show(lease.session)} ended before it could start"
+    return [ev.ActionCancelled(event.at, lease.action, why), event]
+
+
 # The events of an action that runs normally entail nothing else and are not in the table.
 CONSEQUENCES: dict[type[ev.Event], Callable[[SchedulerState, Any], list[ev.Event]]] = {
     ev.BrokerStarted: _of_broker_started,
@@ -203,4 +217,5 @@ CONSEQUENCES: dict[type[ev.Event], Callable[[SchedulerState, Any], list[ev.Event
     ev.SessionClosed: _of_session_closed,
     ev.SessionDetached: _of_session_detached,
     ev.ActionCancelled: _of_action_cancelled,
+    ev.LeaseReturned: _of_lease_returned,
 }
