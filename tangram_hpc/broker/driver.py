@@ -556,7 +556,7 @@ class Broker:
                 self._lose_results(self._results.end_wait(peer.node, lease))
             case ms.Returned(leases=leases):
                 for lease in leases:
-                    if self._held(peer, lease):
+                    if (held := self._held(peer, lease)) is not None and held.may_return:
                         self._record_event(ev.LeaseReturned(now, lease))
             case ms.Leaving(reason=reason):
                 peer.leaving = reason

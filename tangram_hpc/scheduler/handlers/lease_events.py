@@ -193,8 +193,7 @@ def on_lease_returned(state: SchedulerState, event: ev.LeaseReturned) -> list[De
     """
     ledger = state.ledger
     lease = ledger.leases.get(event.lease)
-    if (lease is None or lease.state is LeaseState.RELEASING
-            or (lease.begun and not event.undelivered)):
+    if lease is None or not (lease.may_return or event.undelivered):
         return []
     entry = ledger.actions[lease.action]
     ledger.estimator.ended(entry.action, (), False, lease=event.lease, now=event.at)

@@ -336,6 +336,11 @@ class LeaseEntry(msgspec.Struct):
         """Whether the lease holds its units already."""
         return bool(self.grants)
 
+    @property
+    def may_return(self) -> bool:
+        """Whether its worker may give the lease back: it has neither begun nor ended."""
+        return not self.grants and self.state is LeaseState.GRANTED
+
     def holds(self) -> list[tuple[str, int]]:
         """The resources that it holds, as (resource, units): its key resource, GPUs and memory.
 
