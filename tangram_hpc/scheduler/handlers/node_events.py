@@ -70,6 +70,7 @@ def on_node_draining(state: SchedulerState, event: ev.NodeDraining) -> list[Deci
         ledger.next_end = next_end(ledger)
         mark_drained(node)
         update_services(ledger)
+        state.dirty = True  # `static:K` divides the GPUs of the other nodes anew
     elif node.for_end and not event.for_end:  # this drain is not undone
         node.draining, node.for_end = event.reason, False
     return []
@@ -124,6 +125,7 @@ def on_node_lost(state: SchedulerState, event: ev.NodeLost) -> list[Decision]:
         del ledger.lost[oldest], ledger.nodes[oldest]
     ledger.next_end = next_end(ledger)
     update_services(ledger, node)
+    state.dirty = True  # as for a drain
     return []
 
 
