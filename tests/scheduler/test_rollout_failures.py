@@ -203,3 +203,26 @@ def test_named_turns_continue_when_a_restarted_broker_redeclares_their_pool() ->
     assert replies(world.decisions) == dict.fromkeys(named, ActionState.COMPLETED) | {
         lost: ActionState.NODE_FAIL}
     assert world.pool.open_turns == {} and world.pool.load("big") == 0
+
+
+def test_a_turn_that_runs_goes_on_when_its_pool_is_declared_anew() -> None:
+    """The broker was started again with another config file, and its workers are still there."""
+    world = site()
+    runs, fails = world.turn("t"), world.turn("u", attempts=2)
+    world.plan()
+    later = world.turn("t", generated=50)
+    names = ("s1", "big")  # without s0, where the turn `t` runs
+    services = tuple(s for s in world.pool.spec.services if s.name in names)
+    world.happen(ev.RolloutsDeclared(world.now, world.pool.spec.with_services(services)))
+    assert {world.service(runs), world.service(fails)} == {"s0", "s1"}
+    world.plan()
+    assert not world.lease_of(later), "it waits for the turn before it"
+    refused = Outcome(ActionState.FAILED, reason="its copies die on their way", pushed=FALTERED)
+    for turn in (runs, fails):
+        end = ev.LeaseFinished(world.now, world.lease_of(turn), refused, True)
+        for fact in finished(world.ledger, end):
+            world.happen(fact)
+    world.plan()
+    world.drain()
+    assert world.pool.open_turns == {}
+    assert {world.service(t) for t in (runs, fails, later)} <= {"s1", "big"}

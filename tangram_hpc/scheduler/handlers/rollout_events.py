@@ -37,6 +37,9 @@ def on_rollouts_declared(state: SchedulerState, event: ev.RolloutsDeclared) -> l
     update_services(ledger)
     for action, turn in old.open_turns.items() if old is not None else ():
         entry = ledger.actions[action]
+        if entry.state is not ActionState.PENDING:  # it goes on where it runs
+            pool.runs(action, client_of(action), turn, event.at)
+            continue
         if action in ledger.ready:
             ledger.ready.remove(action)
         entry.action, entry.route = entry.action.unrouted(), None

@@ -183,6 +183,13 @@ class RolloutPool:
         if len(entry.turns) == 1:
             self._enqueue(entry)
 
+    def runs(self, action: int, client: int, turn: Turn, at: int) -> None:
+        """Takes over a turn that was routed before the pool was declared anew, and runs; see
+        `wanted` for the arguments. It is at none of the pool's services.
+        """
+        entry = self._trajectory(client, turn, at)
+        entry.turns[action], self._actions[action] = turn, entry
+
     def next(self) -> tuple[int, Route] | None:
         """Returns an action whose turn can be routed now, and its route; changes nothing."""
         route = self.router.next()
@@ -396,7 +403,7 @@ class RolloutPool:
 
     def others(self, service: str, context: int) -> bool:
         """Returns whether another callable service takes a context of `context` tokens."""
-        mine = self._ids[service]
+        mine = self._ids.get(service, -1)  # not there if the pool was declared anew without it
         return any(i.id != mine and context <= i.context_max for i in self.router.instances)
 
     def pause_ns(self, service: str) -> int:
@@ -435,7 +442,7 @@ class RolloutPool:
 
     def load(self, service: str) -> int:
         """Returns how many turns run or queue at a service; -1 if it cannot be called."""
-        return self.router.load_of(self._ids[service])
+        return self.router.load_of(self._ids.get(service, -1))
 
     @property
     def trajectories(self) -> int:
