@@ -200,6 +200,7 @@ class ForecastRun:
         for node in self._ledger.nodes.values():
             node.prefetch_max = 0  # no lease is prefetched
         self._ledger.batching.clear()
+        self._ledger.short.clear()
         for lease in [x for x in self._ledger.leases.values() if not x.begun][::-1]:
             self._handle(ev.LeaseReturned(now, lease.lease))
         for lease in [x for x in self._ledger.leases.values() if x.state is LeaseState.RELEASING]:

@@ -199,3 +199,16 @@ def test_tangram_explain_works_on_a_running_cluster(tmp_path: Path) -> None:
         long.cancel()
         waits.result()
     assert "exit code 0" in tangram(waits.id, "-j", c.job).stdout
+
+
+def test_explain_takes_leases_into_account_behind_which_others_could_be_prefetched() -> None:
+    world = World("elastic")
+    world.node(cpus=2, ahead=8)
+    long, short = Profile(60 * S), Profile(1000)
+    world.submit(1, profile=long)
+    world.submit(1, profile=short)
+    world.plan()
+    assert world.ledger.short
+    wide = world.submit(2, profile=long)
+    world.plan()
+    assert explain(world.scheduler, world.now, show(wide))["state"] == "PENDING"
