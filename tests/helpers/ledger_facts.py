@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 # attributes that only remember what was computed from others, by planning for instance
-CACHES = frozenset({"_memo"})
+CACHES = frozenset({"_memo", "_nothing_fits"})
 
 
 def facts(value: Any, within: tuple[int, ...] = ()) -> Any:

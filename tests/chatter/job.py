@@ -1,0 +1,202 @@
+"""One broker of a job, its clock and timers, its restarts, and the laws that hold at any time."""
+
+from __future__ import annotations
+
+import heapq
+import pickle
+import random
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+from helpers.ledger_facts import difference, facts
+
+from tangram_hpc.broker.driver import Broker, Settings
+from tangram_hpc.broker.satellites import SatelliteScripts
+from tangram_hpc.domain.rollouts import RolloutService, RolloutsSpec
+from tangram_hpc.domain.service import EndpointSpec, ServiceSpec
+from tangram_hpc.domain.tenant import TenantSpec
+from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
+from tangram_hpc.scheduler.scheduler import Scheduler
+
+S = 10**9
+JOB = "7"
+GRACE_S = 5.0
+SERVICES = (ServiceSpec("s", S // 5, backend="played", batch=3),
+            ServiceSpec("t", S // 5, backend="played", degrees=(1, 2), weights_mib=20, batch=2),
+            ServiceSpec("u", S // 10, backend="played", degrees=(2, 4), stay_ns=S))
+ENDPOINTS = (EndpointSpec("e", 2, 20_000_000, 4_000_000), EndpointSpec("f", 1))
+POOL = RolloutsSpec("p", (100,), tuple(
+    RolloutService(name, bucket, degree, 2, 2, 100_000, 10**7, 10**5, 10**4)
+    for name, bucket, degree in (("s", 0, 1), ("t", 1, 2))))
+POOLS = (POOL, msgspec.structs.replace(POOL, edges=(1000,)),
+         msgspec.structs.replace(POOL, edges=(), services=POOL.services[:1]))
+TENANTS = (TenantSpec("default", 2), TenantSpec("a", 1, 5, (("cpu", 4), ("mem", 800))),
+           TenantSpec("b", 3, 0, (("gpu", 2),)))
+
+
+class MemoryJournal:
+    """Keeps events, and checks that they can be written."""
+
+    mode = "none"
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def append(self, events: Any) -> int:
+        msgspec.msgpack.encode(events)
+        self.events += events
+        return len(self.events)
+
+    def commit(self, then: Callable[[], None]) -> None:
+        then()
+
+    def superseded(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+
+class MemorySpool:
+    """A spool (`ports.Spool`) that outlives the broker."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, bytes] = {}
+        self.results: dict[str, tuple[Any, bytes | None]] = {}
+
+    def keep_call(self, once: str, payload: Any) -> bool:
+        self.calls[once] = bytes(payload)
+        return True
+
+    def keep_result(self, once: str, result: Any, payload: Any) -> None:
+        self.calls.pop(once, None)
+        self.results[once] = result, None if payload is None else bytes(payload)
+
+    def call(self, once: str) -> bytes | None:
+        return self.calls.get(once)
+
+    def result(self, once: str) -> tuple[Any, bytes | None] | None:
+        return self.results.get(once)
+
+    def has_result(self, once: str) -> bool:
+        return once in self.results
+
+    def names(self) -> list[str]:
+        return [*self.calls, *self.results]
+
+    def drop(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.calls.pop(name, None)
+            self.results.pop(name, None)
+
+    def commit(self) -> None:
+        pass
+
+
+class ChatterJob:
+    """The job of one seed.
+
+    Attributes:
+        rng: draws everything.
+        now: the clock of all, in ns.
+        broker: the start that serves.
+        journal: the events of all starts.
+        checks: whether the ledger is checked after every message.
+        said: what happened, for a person.
+    """
+
+    def __init__(self, seed: int, placer: str, slurm: Any, checks: bool = False) -> None:
+        self.rng, self.placer, self.checks = random.Random(f"{seed} {placer}"), placer, checks
+        self.now, self._count = 1_000 * S, 0
+        self.journal, self.spool = MemoryJournal(), MemorySpool()
+        self.slurm, self.said = slurm, list[str]()
+        self.gap_s = self.rng.choice((0.0, 0.005))
+        self.margin_ns = self.rng.choice((0, 2 * S))
+        self.tenants = self.rng.choice(((), TENANTS))
+        self.policy, self.pool = slurm.policy(self.rng), POOL
+        self.start(Scheduler(make_placer(placer), self.margin_ns), 0.0, 0.0)
+
+    @property
+    def ledger(self) -> Any:
+        """The ledger of the broker that serves."""
+        return self.scheduler.ledger
+
+    # ---- the broker's ports ----
+
+    def now_ns(self) -> int:
+        return self.now
+
+    def after(self, delay_s: float, call: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._timers, (self.now + int(delay_s * S), self._count, call))
+
+    # ---- time ----
+
+    def settle(self) -> None:
+        """Runs the timers that are due."""
+        ran = 0
+        while self._timers and self._timers[0][0] <= self.now:
+            heapq.heappop(self._timers)[2]()
+            ran += 1
+            assert ran < 5_000, "the broker's timers never rest"
+        if self.checks or self._count % 16 == 0:
+            self.ledger.check()
+
+    def run(self, seconds: float) -> None:
+        """Lets time pass."""
+        until = self.now + int(seconds * S)
+        while self._timers and self._timers[0][0] <= until:
+            self.now = max(self.now, self._timers[0][0])
+            self.settle()
+        self.now = until
+
+    # ---- starts ----
+
+    def start(self, scheduler: Scheduler, rejoin_s: float, down_s: float) -> None:
+        """Starts a broker that goes on with what a scheduler knows."""
+        self.scheduler = scheduler
+        self._timers: list[tuple[int, int, Callable[[], None]]] = []
+        settings = Settings(
+            JOB, "/nowhere", 2, GRACE_S, join_s=3.0, services=SERVICES, endpoints=ENDPOINTS,
+            rollouts=(self.pool,), tenants=self.tenants, gap_s=self.gap_s, policy=self.policy,
+            slurm_query_s=0.5,
+            rejoin_s=rejoin_s, down_s=down_s)
+        self.broker = Broker(scheduler, self.journal, self, self, settings, lambda: None,
+                             self.spool, self.slurm,  # type: ignore[arg-type]
+                             SatelliteScripts({"cpu": "cpu", "gpu": "gpu"}))
+        self.broker.start()
+        self.settle()
+
+    def replayed(self) -> Scheduler:
+        """A scheduler that has handled all events of the journal."""
+        found = Scheduler(make_placer(self.placer), self.margin_ns)
+        for event in self.journal.events:
+            found.handle(event)
+        found.ledger.check()
+        return found
+
+    def compare(self) -> Scheduler:
+        """Checks that a replay and a checkpoint give the ledger of the running broker, and returns
+        one of both.
+        """
+        running, replayed = facts(self.ledger), self.replayed()
+        assert not (where := difference(facts(replayed.ledger), running)), f"a replay: {where}"
+        kept = pickle.loads(pickle.dumps(self.ledger, protocol=5))
+        assert not (where := difference(facts(kept), running)), f"a checkpoint: {where}"
+        if self.rng.random() < 0.5:
+            replayed = Scheduler(make_placer(self.placer), self.margin_ns)
+            replayed.resume(kept)
+        return replayed
+
+    def restart(self, rejoin_s: float, down_s: float) -> None:
+        """Kills the broker and starts the next one."""
+        scheduler = self.compare()
+        self.now += int(down_s * S)
+        if self.rng.random() < 0.2:  # somebody has changed the config file
+            self.pool = self.rng.choice(POOLS)
+            self.tenants = self.tenants and tuple(
+                msgspec.structs.replace(each, shares=self.rng.choice((1, 2, 5)),
+                                        priority=self.rng.choice((0, 3)))
+                for each in self.tenants)
+        self.start(scheduler, rejoin_s, down_s)
