@@ -341,6 +341,8 @@ def _pass_on(state: SchedulerState, lease: LeaseEntry, node: NodeEntry, at: int)
     node.free_mem_mib += lease.mem_mib
     mark_drained(node)
     node.revision += 1
+    if ledger.tenants.limited:  # an action of its tenant may start now on any node
+        ledger.revision += 1
     if node.prefetch_max and lease.cores:
         ledger.short.pop((lease.node, lease.cores[0]), None)
     state.dirty = True

@@ -179,6 +179,9 @@ def _vacate(ledger: Ledger, session: SessionEntry) -> None:
     node.free_mem_mib += session.spec.mem_mib
     _count(ledger, session, -1)
     mark_drained(node)
+    node.revision += 1  # an action may have waited for the memory
+    if ledger.tenants.limited:  # or, on any node, for its tenant to hold less
+        ledger.revision += 1
 
 
 def _count(ledger: Ledger, session: SessionEntry, sign: int) -> None:
