@@ -1,4 +1,4 @@
-"""Some seeds of the model under every placer, and all that once failed."""
+"""Some seeds of the model under every placer."""
 
 from __future__ import annotations
 
