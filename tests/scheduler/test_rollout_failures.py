@@ -226,3 +226,26 @@ def test_a_turn_that_runs_goes_on_when_its_pool_is_declared_anew() -> None:
     world.drain()
     assert world.pool.open_turns == {}
     assert {world.service(t) for t in (runs, fails, later)} <= {"s1", "big"}
+
+
+def test_two_trajectories_of_one_name_stay_apart_when_their_pool_is_declared_anew() -> None:
+    """The first trajectory has ended while its turn runs; its name then began another one."""
+    world = site()
+    former = world.turn("t")
+    world.plan()
+    world.end("t", -1)
+    later = world.turn("t", attempts=2)
+    world.plan()
+    assert world.lease_of(former) and world.lease_of(later)
+    names = (world.service(former), "big")
+    services = tuple(s for s in world.pool.spec.services if s.name in names)
+    world.happen(ev.RolloutsDeclared(world.now, world.pool.spec.with_services(services)))
+    refused = Outcome(ActionState.FAILED, reason="its copies die on their way", pushed=FALTERED)
+    end = ev.LeaseFinished(world.now, world.lease_of(later), refused, True)
+    for fact in finished(world.ledger, end):
+        world.happen(fact)
+    world.plan()
+    assert world.service(later) in names
+    world.drain()
+    assert world.pool.open_turns == {}
+    assert set(replies(world.decisions).values()) == {ActionState.COMPLETED}

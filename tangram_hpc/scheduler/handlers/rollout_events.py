@@ -35,15 +35,18 @@ def on_rollouts_declared(state: SchedulerState, event: ev.RolloutsDeclared) -> l
         return []
     pools[spec.name] = pool = RolloutPool(spec)
     update_services(ledger)
-    for action, turn in old.open_turns.items() if old is not None else ():
+    if old is None:
+        return []
+    runs = set[int]()
+    for action in old.open_turns:
         entry = ledger.actions[action]
-        if entry.state is not ActionState.PENDING:  # it goes on where it runs
-            pool.runs(action, client_of(action), turn, event.at)
+        if entry.state is not ActionState.PENDING:
+            runs.add(action)
             continue
         if action in ledger.ready:
             ledger.ready.remove(action)
         entry.action, entry.route = entry.action.unrouted(), None
-        pool.wanted(action, client_of(action), turn, event.at)
+    pool.take_over(old, runs, event.at)
     return []
 
 

@@ -16,6 +16,7 @@ after them there was nothing left to estimate.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -183,12 +184,30 @@ class RolloutPool:
         if len(entry.turns) == 1:
             self._enqueue(entry)
 
-    def runs(self, action: int, client: int, turn: Turn, at: int) -> None:
-        """Takes over a turn that was routed before the pool was declared anew, and runs; see
-        `wanted` for the arguments. It is at none of the pool's services.
+    def take_over(self, old: RolloutPool, runs: Container[int], at: int) -> None:
+        """Takes over the open turns of the pool in whose place this one was declared.
+
+        A turn that runs goes on, at none of this pool's services. The others are routed anew, each
+        after the turns before it. A trajectory that has ended stays apart from a later one of the
+        same name.
+
+        Args:
+            old: the pool that was declared before.
+            runs: the actions whose turns run; of a trajectory only the first can.
+            at: the time in epoch ns.
         """
-        entry = self._trajectory(client, turn, at)
-        entry.turns[action], self._actions[action] = turn, entry
+        entries: dict[int, TrajectoryEntry] = {}
+        for former in [each for each in old._numbers.values() if each.turns]:
+            first = next(iter(former.turns.values()))
+            entries[former.number] = entry = self._trajectory(former.client, first, at)
+            entry.turns = dict(former.turns)
+            if former.gone:
+                del self._names[former.client, former.name]
+                entry.gone = True
+        for action, former in old._actions.items():
+            self._actions[action] = entry = entries[former.number]
+            if next(iter(entry.turns)) == action and action not in runs:
+                self._enqueue(entry)
 
     def next(self) -> tuple[int, Route] | None:
         """Returns an action whose turn can be routed now, and its route; changes nothing."""
