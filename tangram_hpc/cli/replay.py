@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .helpers.running_job import ends_in_order
+from .helpers.end_signals import ends_in_order
 
 
 def add(verbs: Any) -> None:

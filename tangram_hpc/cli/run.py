@@ -9,13 +9,13 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from .helpers import ids
+from .helpers.end_signals import call_at_end
 from .helpers.printable import printable
 from .helpers.running_job import connect_to
-from .helpers.time_limit import time_limit
+from .helpers.times import time_limit
 
 WAITS_S = 1.0  # srun says after about this time that its job waits
 
@@ -66,7 +66,7 @@ def go(args: argparse.Namespace) -> int:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         raise InvalidInput("run: it needs a command, as in `tangram run -c 2 -- pytest -q`")
-    with connect_to(args.job or "", "tangram run") as client:
+    with connect_to(args.job, "tangram run") as client:
         options = {
             "cpus": _cpus(args.cpus), "mem": args.mem, "gpus": args.gpus, "timeout": args.time,
             "name": args.name, "component": args.component,
@@ -80,7 +80,7 @@ def _streamed(client: Any, command: list[str], options: dict[str, Any]) -> int:
     from ..errors import ActionFailed
 
     future = client.submit(command, stdin=_stdin(), retries=0, on_output=_emit, **options)
-    _at_its_end(future.cancel)
+    call_at_end(future.cancel)
     try:
         _say_if_it_waits(client, future)
         return _status(future, _patient(future))
@@ -95,17 +95,10 @@ def _on_terminal(client: Any, command: list[str], options: dict[str, Any]) -> in
 
     rows, cols = own_terminal.size()
     with client.pty(command, rows=rows, cols=cols, echo=True, **options) as pty:
-        _at_its_end(pty.close)
+        call_at_end(pty.close)
         own_terminal.connect(pty)
         result = _patient(pty.future)
     return _status(pty.future, result)
-
-
-def _at_its_end(stop: Callable[[], object]) -> None:
-    """Lets SIGTERM and SIGHUP stop the command; one that is ignored, as under `nohup`, stays so."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, lambda *_: stop())
 
 
 def _status(future: Any, result: Any) -> int:

@@ -322,8 +322,8 @@ class Client:
             movable: whether its files are all that it needs, so that it moves when its node drains.
             trajectory: the trajectory whose tools run in it, see `rollout`; empty for none.
             shared: whether other clients of the job may attach to it, see `attach`.
-            outlives: whether it stays open when this client goes away, until it is closed; needs
-                `shared`, and `ttl_s` or (but with `background="run"`) `idle_s`, which end it too.
+            outlives: whether it stays open when this client goes away. It needs `shared`, and
+                `ttl_s` or `idle_s`, which ends it; with `background="run"` it needs `ttl_s`.
             ttl_s: it is closed so many seconds after it opened, whatever runs in it; 0 for never.
             secrets: names of secrets (`keep_secrets`) that its commands have as environment
                 variables: a list, or a mapping of variables to names.

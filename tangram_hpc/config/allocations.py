@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 from ..domain.allocation import AllocPolicy, SatelliteShape
 from ..errors import InvalidInput
 from .first_error import first_error
-from .settings_table import SettingsTable
+from .table_rules import SettingsTable
 
 _WORD = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 _S = 10**9

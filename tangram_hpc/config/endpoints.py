@@ -12,8 +12,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from ..domain.service import MICRO, EndpointSpec
-from .first_error import check_name, checked_table
-from .settings_table import SettingsTable
+from .table_rules import SettingsTable, check_name, checked_table
 
 
 class Quota(SettingsTable):

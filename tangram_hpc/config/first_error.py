@@ -7,12 +7,8 @@ same way: the field by its dotted path, what is wrong with it, and the value tha
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
-
-from ..errors import InvalidInput
 
 _LONGEST = 200  # characters of a path or a value that an error quotes
 
@@ -62,40 +58,3 @@ def describe_first_error(error: ValidationError, kind: type[BaseModel] | None = 
     """Returns the first wrong field and what is wrong with it as one text; see `first_error`."""
     field, said = first_error(error, kind, show_value=show_value)
     return f"{field}: {said}" if field else said
-
-
-def check_name(what: str, name: object) -> None:
-    """Checks the name that a table has, such as that of a service.
-
-    Args:
-        what: what the table is, such as `service`, for the error.
-
-    Raises:
-        InvalidInput: it is not one word.
-    """
-    if not isinstance(name, str) or not name or any(c.isspace() for c in name):
-        raise InvalidInput(f"{what} name: {name!r} must be one word")
-
-
-_M = TypeVar("_M", bound=BaseModel)
-
-
-def checked_table(kind: type[_M], what: str, wanted: _M | Mapping[str, Any]) -> _M:
-    """Returns a table of fields as its model; a model that is given is returned as it is.
-
-    Args:
-        kind: the model.
-        what: what the table is, such as `endpoint search`, for errors.
-        wanted: the fields by name.
-
-    Raises:
-        InvalidInput: a field is wrong; the text names it.
-    """
-    if isinstance(wanted, kind):
-        return wanted
-    if not isinstance(wanted, Mapping) or not all(isinstance(name, str) for name in wanted):
-        raise InvalidInput(f"{what}: {wanted!r} is not a table of fields")
-    try:
-        return kind(**wanted)
-    except ValidationError as error:
-        raise InvalidInput(f"{what}: {describe_first_error(error, kind)}") from None

@@ -17,8 +17,7 @@ from ..domain.rollouts import STEP_NS_MAX as _STEP_NS
 from ..domain.rollouts import TOKEN_NS_MAX as _TOKEN_NS
 from ..domain.rollouts import RolloutService, RolloutsSpec, wrong_number
 from ..errors import InvalidInput
-from .first_error import check_name, checked_table
-from .settings_table import SettingsTable
+from .table_rules import SettingsTable, check_name, checked_table
 
 
 class Bucket(SettingsTable):

@@ -18,8 +18,8 @@ from pydantic import Field, ValidationError, field_validator
 
 from ..domain.service import BLOCK_SIZES, ServiceSpec
 from ..errors import InvalidInput
-from .first_error import check_name, describe_first_error
-from .settings_table import SettingsTable
+from .first_error import describe_first_error
+from .table_rules import SettingsTable, check_name
 
 
 class Service(SettingsTable):

@@ -34,7 +34,7 @@ from ..scheduler.placement.placers.placer_name import NAMES as PLACERS
 from ..scheduler.placement.placers.placer_name import TAIL_MAX, parse_placer_name
 from .first_error import first_error
 from .ownership import read_trusted
-from .settings_table import SettingsTable
+from .table_rules import SettingsTable
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -15,8 +15,7 @@ from pydantic import Field, field_validator
 
 from ..domain.tenant import TENANT_NAME, TENANT_NAME_SAID, TenantSpec
 from ..errors import InvalidInput
-from .first_error import checked_table
-from .settings_table import SettingsTable
+from .table_rules import SettingsTable, checked_table
 
 _TRES = re.compile(r"(cpu|gres/gpu|mem|endpoint/[^\s,=]+)=(\d{1,12})([KMGT]?)")
 _MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1 << 10, "T": 1 << 20}  # as Slurm: mem is in MiB

@@ -79,11 +79,11 @@ class TaskSettings:
 def _check_numbers(values: Mapping[str, Any]) -> None:
     """Refuses a setting that is no number, such as "30", before an episode begins. Otherwise each
     command of each episode would fail for a reason that the policy cannot remove."""
-    for name in {"timeout_s", "command_timeout_s"} & values.keys():
-        seconds_of(values[name], name)
-    for name in {"max_turns", "answer_max"} & values.keys():
-        value = values[name]
-        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+    for name, value in values.items():
+        if name in ("timeout_s", "command_timeout_s"):
+            seconds_of(value, name)
+        elif name in ("max_turns", "answer_max") and (
+                not isinstance(value, Integral) or isinstance(value, bool) or value < 1):
             raise InvalidInput(f"{name}: {value!r} is not a whole number > 0")
 
 

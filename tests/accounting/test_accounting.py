@@ -127,20 +127,30 @@ def test_unfinished_actions_end_when_the_broker_stops_for_good() -> None:
     assert again.records[waiting].state is ActionState.PENDING
 
 
-@pytest.mark.parametrize("stopped", [True, False])
-def test_a_job_that_waits_in_the_queue_after_a_requeue_holds_no_cpus(stopped: bool) -> None:
-    """The job holds two CPUs for 600 ns, waits 5000 ns in the queue, and then holds three CPUs of
-    another node for 300 ns."""
-    w, started = World(), ("77", "elastic", "none", "me")
-    w.happen(ev.BrokerStarted(50, *started))
+STARTED = ("77", "elastic", "none", "me")
+
+
+def begun() -> tuple[World, int]:
+    """A job whose broker began at 50 and whose node, with two CPUs, joined at 100; a named action,
+    submitted at 199, has one of them since 200."""
+    w = World()
+    w.happen(ev.BrokerStarted(50, *STARTED))
     w.happen(ev.NodeJoined(100, 1, NodeSpec("a", "h", (0, 1), 99, allocation="77")))
     w.now = 198
     named = w.submit(once="work", trusted=True)
     w.plan()  # 200
+    return w, named
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_a_job_that_waits_in_the_queue_after_a_requeue_holds_no_cpus(stopped: bool) -> None:
+    """The job holds two CPUs for 600 ns, waits 5000 ns in the queue, and then holds three CPUs of
+    another node for 300 ns."""
+    w, named = begun()
     w.happen(ev.EndpointDeclared(700, EndpointSpec("any", 1)))  # its last word
     if stopped:
         w.happen(ev.BrokerStopped(700, "signal SIGTERM"))
-    w.happen(ev.BrokerStarted(5700, *started))
+    w.happen(ev.BrokerStarted(5700, *STARTED))
     w.happen(ev.NodeJoined(5700, 2, NodeSpec("b", "h", (0, 1, 2), 99, allocation="77")))
     w.now = 5799
     w.plan()  # 5800
@@ -157,14 +167,9 @@ def test_a_start_whose_clock_is_behind_makes_no_time_negative() -> None:
     times count from 700 on, so that the named action, which spans both, begins again at 800 and
     ends at 1000.
     """
-    w, started = World(), ("77", "elastic", "none", "me")
-    w.happen(ev.BrokerStarted(50, *started))
-    w.happen(ev.NodeJoined(100, 1, NodeSpec("a", "h", (0, 1), 99, allocation="77")))
-    w.now = 198
-    named = w.submit(once="work", trusted=True)
-    w.plan()  # 200
+    w, named = begun()
     w.happen(ev.EndpointDeclared(700, EndpointSpec("any", 1)))
-    w.happen(ev.BrokerStarted(150, *started))
+    w.happen(ev.BrokerStarted(150, *STARTED))
     w.happen(ev.NodeJoined(150, 2, NodeSpec("b", "h", (0, 1, 2), 99, allocation="77")))
     w.now = 249
     w.plan()  # 250

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
+from helpers.broker_rig import MemoryJournal
 from helpers.ledger_facts import difference, facts
 
 from tangram_hpc.broker.driver import Broker, Settings
@@ -33,29 +34,6 @@ POOLS = (POOL, msgspec.structs.replace(POOL, edges=(1000,)),
          msgspec.structs.replace(POOL, edges=(), services=POOL.services[:1]))
 TENANTS = (TenantSpec("default", 2), TenantSpec("a", 1, 5, (("cpu", 4), ("mem", 800))),
            TenantSpec("b", 3, 0, (("gpu", 2),)))
-
-
-class MemoryJournal:
-    """Keeps events, and checks that they can be written."""
-
-    mode = "none"
-
-    def __init__(self) -> None:
-        self.events: list[Any] = []
-
-    def append(self, events: Any) -> int:
-        msgspec.msgpack.encode(events)
-        self.events += events
-        return len(self.events)
-
-    def commit(self, then: Callable[[], None]) -> None:
-        then()
-
-    def superseded(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass
 
 
 class MemorySpool:

@@ -9,7 +9,7 @@ import argparse
 import pytest
 
 from tangram_hpc.cli import main
-from tangram_hpc.cli.helpers.time_limit import time_limit
+from tangram_hpc.cli.helpers.times import time_limit
 
 
 @pytest.mark.parametrize(("text", "seconds"), [

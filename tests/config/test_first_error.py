@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tangram_hpc.config.first_error import checked_table, describe_first_error
+from tangram_hpc.config.first_error import describe_first_error
+from tangram_hpc.config.table_rules import checked_table
 from tangram_hpc.errors import InvalidInput
 
 

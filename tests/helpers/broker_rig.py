@@ -73,7 +73,9 @@ class FakePeer:
         return self.all(kind)[-1]
 
 
-class _Journal:
+class MemoryJournal:
+    """Keeps the events of a broker in memory."""
+
     mode = "none"
 
     def __init__(self) -> None:
@@ -104,7 +106,7 @@ class BrokerRig:
         self.now, self._check = 1_000 * S, check
         self._timers: list[tuple[int, int, Callable[[], None]]] = []
         self._count = 0
-        self.journal = _Journal()
+        self.journal = MemoryJournal()
         self.scheduler = scheduler or Scheduler(make_placer(placer))
         self.broker = Broker(self.scheduler, self.journal, self, self,
                              Settings("j", "/nowhere", **settings), lambda: None, spool,

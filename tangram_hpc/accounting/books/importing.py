@@ -115,9 +115,9 @@ def import_jobs(books: Books, home: Path, now_ns: int, say: Callable[[str], None
         try:
             rows = _import_job(books, folder, "" if spans is None else mark, served, now_ns,
                                spans or ())
+        # events of a repaired journal may lack those they build on
         except (InvalidInput, ValueRefused, LookupError, AssertionError) as error:
             report.lost.append(_name(folder))
-            # events of a repaired journal may lack those they build on
             why = error if isinstance(error, InvalidInput | ValueRefused) else (
                 f"job {folder.name}: the events of its journal do not fit together ({error!r})")
             say(f"{why}. The books keep what they have of job {folder.name}")

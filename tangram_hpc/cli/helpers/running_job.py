@@ -1,17 +1,14 @@
-"""How a verb that shows a running job reaches its broker, how it shows the job again and again, and
-how it ends.
+"""How a verb that shows a running job reaches its broker, and how it shows the job again and again.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ...client.client import Client
@@ -40,11 +37,11 @@ def user_of(job: str) -> str:
         return str(owner)
 
 
-def connect_to(job: str, name: str) -> Client:
+def connect_to(job: str | None, name: str) -> Client:
     """Returns a client of a job: of the one that is named, else of the current or the last one.
 
     Args:
-        job: id of the job; empty for the default.
+        job: id of the job; None for the default.
         name: the name under which the broker knows the client.
 
     Raises:
@@ -53,7 +50,7 @@ def connect_to(job: str, name: str) -> Client:
     """
     from ...app.connecting import connect
 
-    return connect(_access(job), name=name)
+    return connect(_access(job or ""), name=name)
 
 
 def _access(job: str) -> Path:
@@ -104,23 +101,3 @@ def repeat(show: Callable[[], None], every_s: float | None, stamped: bool = True
             return 0
         print(end="\n" if stamped else "", flush=True)
         time.sleep(every_s)
-
-
-@contextmanager
-def ends_in_order() -> Iterator[None]:
-    """Lets SIGTERM and SIGHUP end the process as ^C does, by way of all `finally` clauses, for a
-    verb that has something to put back: its terminal, a file or a folder. A signal that is ignored,
-    as under `nohup`, stays so. Call it in the main thread.
-    """
-    def end(number: int, frame: object) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    taken = [number for number in (signal.SIGTERM, signal.SIGHUP)
-             if signal.getsignal(number) == signal.SIG_DFL]
-    for number in taken:
-        signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number in taken:
-            signal.signal(number, signal.SIG_DFL)

@@ -1,9 +1,14 @@
-"""Parses times as `sacct -S` and `-E` take them: dates, times of the day, and words such as
-`now-2hours`. Pure: the present time is handed in.
+"""Parses times in Slurm's formats. Pure: the present time is handed in.
+
+Points in time are written as for `sacct -S` and `-E`: dates, times of the day, and words such as
+`now-2hours`. Time limits of actions are written in seconds, or as for `srun -t`. Slurm's own
+`-t 30` means 30 minutes. Here a number alone has always been seconds, since most actions take
+seconds, so it stays so; every form with a `:` or a `-` is read as srun reads it.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 from datetime import datetime, timedelta
 
@@ -17,6 +22,7 @@ _HOURS = {"today": 0, "midnight": 0, "noon": 12, "fika": 15, "teatime": 16}
 _DATES = ("%Y-%m-%d", "%m/%d", "%m/%d/%y", "%m/%d/%Y", "%d.%m", "%d.%m.%y", "%d.%m.%Y", "%m%d",
           "%m%d%y")
 _TIMES = ("%H:%M", "%H:%M:%S")
+_SECONDS = re.compile(r"\d+(\.\d*)?|\.\d+", re.ASCII)
 
 
 def parse_time(option: str, text: str, now: datetime) -> int:
@@ -73,3 +79,27 @@ def _read(text: str, form: str, now: datetime) -> datetime | None:
         return datetime.strptime(f"{now.year} {text}", f"%Y {form}")
     except ValueError:
         return None
+
+
+def time_limit(text: str) -> float:
+    """Returns a time limit in seconds. It is used as `type=` of an argument.
+
+    Args:
+        text: seconds, or one of `MIN:SEC`, `H:MIN:SEC`, `DAYS-H`, `DAYS-H:MIN`, `DAYS-H:MIN:SEC`.
+    """
+    if _SECONDS.fullmatch(text):
+        return float(text)
+    days, dash, rest = text.rpartition("-")
+    parts = rest.split(":")
+    counts = len(parts) in ((1, 2, 3) if dash else (2, 3))
+    if not counts or not all(part.isascii() and part.isdecimal() for part in (
+            *parts, *([days] if dash else []))):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time limit; write seconds (90), MIN:SEC (1:30), H:MIN:SEC, DAYS-H, "
+            "DAYS-H:MIN or DAYS-H:MIN:SEC")
+    numbers = [int(part) for part in parts]
+    if dash:
+        hours, minutes, seconds = (*numbers, 0, 0)[:3]
+        return int(days) * 86400 + hours * 3600 + minutes * 60 + seconds
+    hours, minutes, seconds = (0, *numbers)[-3:]
+    return hours * 3600 + minutes * 60 + seconds

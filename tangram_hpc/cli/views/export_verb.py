@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from ..helpers import acct_jobs, ids, running_job
+from ..helpers.end_signals import ends_in_order
 
 if TYPE_CHECKING:
     from ...accounting.record import ActionRecord
@@ -80,12 +81,12 @@ def _metrics(args: argparse.Namespace) -> int:
         raise InvalidInput("--listen: the socket answers each scrape; leave -o and -i out")
     if args.iterate is not None and args.output is None:
         raise InvalidInput("--iterate: it writes a file; name it with -o")
-    with running_job.connect_to(args.job or "", "tangram export") as client:
+    with running_job.connect_to(args.job, "tangram export") as client:
         metrics = registry(lambda: dict(running_job.answer_of(client, "top")))
         if args.iterate is None and args.listen is None:
             _write(args.output, as_text(metrics).decode())
             return 0
-        with running_job.ends_in_order():
+        with ends_in_order():
             _go_on(args, metrics)
     return 0
 

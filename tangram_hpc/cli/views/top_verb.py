@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..helpers import ids, running_job
+from ..helpers.end_signals import ends_in_order
 from ..helpers.printable import printable_answer
 from .top_frame import Line, frame
 
@@ -53,7 +54,7 @@ def go(args: argparse.Namespace) -> int:
         raise InvalidInput(f"--iterations: {args.iterations} is below 0")
     plain = args.batch or not sys.stdout.isatty()
     live = None if plain else _rich()
-    with running_job.connect_to(args.named or args.job or "", "tangram top") as client:
+    with running_job.connect_to(args.named or args.job, "tangram top") as client:
         if plain:
             _print_frames(client, args)
         else:
@@ -100,7 +101,7 @@ def _print_frames(client: Client, args: argparse.Namespace) -> None:
 def _show_live(client: Client, args: argparse.Namespace, rich: Any) -> None:
     """Draws frames on the whole terminal until a key ends it."""
     console = rich.console.Console(highlight=False)
-    with (running_job.ends_in_order(), _keys() as pressed,
+    with (ends_in_order(), _keys() as pressed,
           rich.live.Live(console=console, screen=True, auto_refresh=False) as live):
         count = 0
         while True:

@@ -18,7 +18,7 @@ from ...errors import InvalidInput
 from ...libra.planner.shapes import Hardware, ModelShape, Request, Rollout, Training
 from ..first_error import describe_first_error
 from ..settings import read_toml
-from ..settings_table import SettingsTable
+from ..table_rules import SettingsTable
 
 EXAMPLES = Path(__file__).resolve().parent / "examples"
 DEGREES = (1, 2, 4, 8)

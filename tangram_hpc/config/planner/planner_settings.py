@@ -16,7 +16,7 @@ from ...libra.planner.calibrate import Learning
 from ...libra.planner.shapes import Search
 from ...libra.planner.trigger import Triggers
 from ..first_error import describe_first_error
-from ..settings_table import SettingsTable
+from ..table_rules import SettingsTable
 
 
 class PlannerSettings(SettingsTable):

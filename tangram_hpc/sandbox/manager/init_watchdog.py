@@ -37,7 +37,7 @@ class InitWatchdog:
         self._goodbye_ns = round(kill_wait_s * 1e9)
         self._looks_max = ANSWER_S / LOOK_S
         self._late: dict[int, int] = {}  # by lease: looks since its deadline
-        self._looked = time.monotonic_ns()  # when the last look was
+        self._looked = time.monotonic_ns()  # when the last look was; none is while nothing runs
 
     def look(self, attempts: Iterable[tuple[NodeAttempt, int]]) -> None:
         """Checks all running attempts once. O(attempts)."""

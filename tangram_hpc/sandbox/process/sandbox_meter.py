@@ -2,9 +2,9 @@
 
 Checks take at most a twentieth of a core's time: what takes long is checked less often, but the
 disk at least every five seconds. Time in which the check waits for a core is not counted. The same
-holds for the checks before files are written from outside. So writing many files costs for each the
-same, however many there are. What was written since the last check counts in full. Nothing is ended
-here.
+holds for the checks before files are written from outside, so that the cost of a write does not
+depend on how many files there are. What was written since the last check counts in full. Nothing is
+ended here.
 """
 
 from __future__ import annotations

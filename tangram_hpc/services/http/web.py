@@ -85,7 +85,8 @@ class Web:
     Args:
         url: `http://host:port`, which a path may follow.
         token: A bearer token, or empty.
-        timeout_s: How long any answer may take: its head, and then all of its body, seconds.
+        timeout_s: How long each wait for the head of an answer may take, and then all of its body,
+            seconds.
 
     Raises:
         ServiceRefused: httpx is not installed.

@@ -96,7 +96,9 @@ class MpiWorld:
 
     def keep(self, client: Any) -> None:
         """Keeps a client, which is closed before its rank leaves the world: the thread of its
-        connection lives on when the program holds no reference to the client any more.
+        connection lives on when the program holds no reference to the client any more. At the end
+        of the process an exit function of its own closes it: if that fails, the rank leaves all
+        the same.
         """
         self._clients.append(client)
         atexit.register(client.close)
