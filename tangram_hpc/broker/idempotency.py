@@ -52,7 +52,7 @@ class IdempotencyKeys:
 
     def unrecorded_ends(self, now: int) -> list[ev.Event]:
         """Returns the ends of attempts whose results an earlier broker kept and could not journal
-        before it was killed."""
+        before it was killed. Their nodes say when the units are free: processes may be left."""
         if self._spool is None:
             return []
         found: list[ev.Event] = []
@@ -60,7 +60,8 @@ class IdempotencyKeys:
             lease = self._ledger.leases.get(self._ledger.actions[action].lease)
             kept = self._spool.result(name) if lease is not None else None
             if lease is not None and kept is not None:
-                found.append(ev.LeaseFinished(now, lease.lease, kept[0].outcome, True))
+                clean = not lease.node
+                found.append(ev.LeaseFinished(now, lease.lease, kept[0].outcome, clean))
         return found
 
     def resume(self) -> dict[int, Buffer]:

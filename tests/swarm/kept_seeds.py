@@ -36,4 +36,6 @@ KEPT: tuple[tuple[Plan, str], ...] = (
      "a named action ran again although its worker still had its result: the spool had lost it"),
     (Plan(702140, {"power": 12.0}, 300, sync="batch", acts=0.5),
      "a broker waited for a result that its worker no longer had, and whose client had it"),
+    (Plan(60898, {"kill_at_write": 6.0}, 307, 2, 2, "none", 100_000, 0.15),
+     "units were lent again although processes of a named action were left on them"),
 )
