@@ -38,4 +38,7 @@ KEPT: tuple[tuple[Plan, str], ...] = (
      "a broker waited for a result that its worker no longer had, and whose client had it"),
     (Plan(60898, {"kill_at_write": 6.0}, 307, 2, 2, "none", 100_000, 0.15),
      "units were lent again although processes of a named action were left on them"),
+    (Plan(73472, {"supersede_at_write": 0.75, "wall_clock": 1.5, "partition_worker": 0.5}, 263, 1,
+          3, "batch", 40, 0.3),
+     "a call waited until a clock that was set back had reached its submission"),
 )

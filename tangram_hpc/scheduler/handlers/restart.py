@@ -30,13 +30,28 @@ def on_broker_started(state: SchedulerState, event: ev.BrokerStarted) -> list[De
     ledger.complete = False  # the nodes of the job have yet to join
     ledger.told_ends.clear()  # a requeued job ends at another time
     ledger.allocs.own = event.job
-    for endpoint in ledger.endpoints.values():
-        endpoint.clock_set(event.at)
-    ledger.tenants.clock_set(event.at)
+    _clock_set(ledger, event.at)
     if event.await_until:
         _wait_for_all(ledger, event)
     state.dirty = True
     return []
+
+
+def _clock_set(ledger: Ledger, now: int) -> None:
+    """Goes on at `now`, which may be earlier than the last event, since the wall clock of a broker
+    that was started again may have been set back. Nothing counts as begun in the future: a call
+    that waits would not be overdue before the earlier time is reached again.
+    O(endpoints + tenants + kinds of calls + GPUs + actions).
+    """
+    for endpoint in ledger.endpoints.values():
+        endpoint.clock_set(now)
+    ledger.tenants.clock_set(now)
+    ledger.demand.clock_set(now)
+    for node in ledger.held_nodes():
+        node.gpus.clock_set(now)
+    for entry in ledger.actions.values():
+        if entry.state not in ENDED:
+            entry.submitted_at = min(entry.submitted_at, now)
 
 
 def _wait_for_all(ledger: Ledger, event: ev.BrokerStarted) -> None:

@@ -89,6 +89,10 @@ class Calls:
         """Whether the first call came less than a horizon ago, so that the rate is a guess."""
         return now - self._first < self.horizon
 
+    def clock_set(self, now: int) -> None:
+        """Goes on at `now`, which may be earlier than the last call."""
+        self._at, self._first = min(self._at, now), min(self._first, now)
+
     def came(self, now: int, serial: int, work_ns: int) -> None:
         """Counts one more call, with its estimated serial fraction and work."""
         self._first = self._first or now
@@ -111,6 +115,11 @@ class Demand:
         self.kinds: dict[CallKind, Calls] = {}
         self.of_service: dict[str, list[CallKind]] = {}
         self._added: dict[str, int] = {}  # by service, see `added`
+
+    def clock_set(self, now: int) -> None:
+        """Goes on at `now`, which may be earlier than the last call. O(kinds)."""
+        for calls in self.kinds.values():
+            calls.clock_set(now)
 
     def added(self, service: str) -> int:
         """Returns what each call but the first adds to the run time of a batch, in 1/1000 of the

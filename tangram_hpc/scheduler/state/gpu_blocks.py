@@ -108,6 +108,13 @@ class GpuSet(CoreSet):
             for gpu in block:
                 self.resident[gpu] = left
 
+    def clock_set(self, now: int) -> None:
+        """Goes on at `now`, which may be earlier than before: no service came later than that."""
+        self.resident = {
+            gpu: there._replace(used_at=min(there.used_at, now), since=min(there.since, now),
+                                left_at=min(there.left_at, now))
+            for gpu, there in self.resident.items()}
+
     def choose(self, n: int, mask: int, preferred: tuple[int, ...] = ()
                ) -> tuple[tuple[int, ...], int]:
         """Chooses `n` GPUs out of `mask`, those without a resident service first. See
