@@ -97,7 +97,8 @@ class Laws:
 
     def _counted(self, executions: list[Execution]) -> list[Execution]:
         """The executions but those of orders that the journal lost with the broker's machine: with
-        `batch`, orders leave before the journal is synced. Their actions run once more.
+        `batch`, orders leave before the journal is synced. Their actions run once more, and their
+        nodes end them when the next broker asks for it, while it lends their units again.
         """
         if not executions or self.job.plan.sync != "batch" or not self.job.struck["power"]:
             return executions
@@ -108,8 +109,7 @@ class Laws:
     def _fits(self, executor: PlayedExecutor, one: Execution) -> None:
         """Leases never hold more than a node has, and each has its units for itself."""
         spec, order = executor.worker.spec, one.order
-        held = (*executor.running.values(), *executor.cleaning.values())
-        others = [each.order for each in held]
+        others = [each.order for each in self._held(executor)]
         self._cores_fit(executor, one)
         gpus = {gpu for other in others for gpu in other.gpus
                 if not (service_of(other.action.key)
@@ -128,9 +128,12 @@ class Laws:
                 each.order.action.session == session for each in executor.running.values()):
             raise LawBroken("one action at a time in a session", f"{order}")
 
+    def _held(self, executor: PlayedExecutor) -> list[Execution]:
+        return self._counted([*executor.running.values(), *executor.cleaning.values()])
+
     def _cores_fit(self, executor: PlayedExecutor, one: Execution) -> None:
         # a lease that ended while an order to shrink was on its way holds more than it was left
-        others = {core for each in (*executor.running.values(), *executor.cleaning.values())
+        others = {core for each in self._held(executor)
                   if each is not one and (each.ended is None or len(each.cores) == 1)
                   for core in each.cores}
         if set(one.cores) & others or not set(one.cores) <= set(executor.worker.spec.cores):
