@@ -389,15 +389,20 @@ def test_tangram_run_has_the_output_folder_and_status_of_srun(cluster: LocalClus
     assert tangram(cluster, "run", "--", "no-such-program").returncode == 127
 
 
-def test_run_is_cancelled_by_interrupt(cluster: LocalCluster) -> None:
-    child = subprocess.Popen([*TANGRAM, "run", "--", "sleep", "777"], stderr=subprocess.PIPE,
-                             env={**os.environ, "TANGRAM_ACCESS": str(cluster.access)}, text=True)
+def test_run_is_cancelled_by_interrupt(cluster: LocalCluster, tmp_path: Path) -> None:
+    started = tmp_path / "started"  # free CPUs would not tell: an earlier action may still hold one
+    child = subprocess.Popen(
+        [*TANGRAM, "run", "--", "sh", "-c", f"echo > {started}; exec sleep 777"],
+        stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "TANGRAM_ACCESS": str(cluster.access)})
     deadline = time.monotonic() + 30
-    while cluster.ask("info")["cpus_free"] == 4 and time.monotonic() < deadline:
+    while not started.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     child.send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=30)
     assert child.returncode == 130 and "cancelled" in err
+    while cluster.ask("info")["cpus_free"] < 4 and time.monotonic() < deadline:
+        time.sleep(0.02)
     assert cluster.ask("info")["cpus_free"] == 4
 
 
