@@ -1,11 +1,14 @@
 # ---- the end of the job, for any reason: leaves nothing on any node ---------------------------------
-broker="" workers=() ranks="" evicted="" told_to_end=""
+broker="" workers=() watcher="" ranks="" evicted="" told_to_end=""
 preempted() {           # whether Slurm has told the steps, and not this script, that it preempts the job
     local told
     told=$(SLURM_TIME_FORMAT=standard timeout 5 scontrol -o show job "$slurm_job" 2>/dev/null | sed -n 1p)
     [[ $told =~ " StartTime="([0-9T:-]+) ]] || return 1  # without 1, a trap returns what was before it
     local began="${BASH_REMATCH[1]}"                     # an earlier start may have been preempted too
     [[ $told =~ " PreemptTime="([0-9T:-]+) ]] && [[ ! ${BASH_REMATCH[1]} < $began ]]
+}
+let_start() {           # of a het job: the component that was held back may start when the whole job can have ended, and starts again
+    [ ! -s "$lost" ] || timeout 5 scontrol update jobid="$(cat "$lost")" starttime="now+$((180 + <WARN>))seconds"
 }
 drop_leftovers() {      # of a het job: components that lost all their nodes and wait in the queue alone
     local n left=afterok told component own="(^|"$'\n'")$SLURM_JOB_ID +$start "
@@ -17,6 +20,7 @@ drop_leftovers() {      # of a het job: components that lost all their nodes and
         sleep 1
     done
     if [[ ! $told =~ $own ]]; then                       # a higher restart count: Slurm has put this component back
+        let_start
         # Slurm 22.05 puts it back alone when it has one node, and that node or one of another component is set
         # down or lost. It could never start without the others; where the whole job was put back, none runs.
         if [[ $told =~ RUNNING ]]; then
@@ -35,6 +39,8 @@ finish() {
     status=$?
     trap '' TERM INT HUP USR1
     set +e
+    [ -z "$watcher" ] || kill -TERM "$watcher" 2>/dev/null
+    let_start
     if [ -n "$again" ] && [ -n "$broker" ] && [ -n "$ranks" ]; then
         kill -USR1 "$broker" 2>/dev/null                 # drains: nothing new starts, running actions may end
     fi

@@ -5,6 +5,7 @@ export TANGRAM_END_MARGIN_S=<WARN>                      # seconds before the end
 folder="$TANGRAM_HOME/jobs/$TANGRAM_JOB${SLURM_CLUSTER_NAME:+@$SLURM_CLUSTER_NAME}"
 access="$folder/access.json"
 step="$folder/trainer.step"                             # the number of the trainers' step
+lost="$folder/lost.component"                           # of a het job: the component that this script holds back
 trainer=$(cat <<'END_OF_TRAINER'
 <TRAINER>
 END_OF_TRAINER

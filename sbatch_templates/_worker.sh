@@ -51,6 +51,8 @@ worker='export TANGRAM_SCRATCH="<SCRATCH>/tangram-node-$tangram_tag-$SLURMD_NODE
         nodes="$(squeue -h -j "$slurm_job" -o %N | paste -sd ,)"  # without nodes that Slurm has taken from the job
         if [ "${state#down}" != "$state" ] || { [ -n "$nodes" ] &&
                 ! scontrol show hostnames "$nodes" | grep -qxF "$tangram_first"; }; then
+            [ ! -s "$tangram_folder/lost.component" ] ||
+                scontrol update jobid="$(cat "$tangram_folder/lost.component")" starttime=now+3minutes
             scontrol requeue "$slurm_job" && exit "$status"  # fails if another worker was first or requeueing is not allowed
             [ "$(squeue -h -j "$slurm_job" -o %T | head -n 1)" != RUNNING ] || scancel "$slurm_job"
             exit "$status"

@@ -291,7 +291,7 @@ class Pretence:
         environ = {"PATH": f"{self.folder}/bin:{os.environ['PATH']}", "HOME": str(self.folder),
                    "LOG": str(self.log), "TMPDIR": str(self.scratch), "SLURM_JOB_ID": "7",
                    "SLURM_HET_SIZE": "3", "SLURM_JOB_ID_HET_GROUP_0": "7",
-                   "SLURM_JOB_ID_HET_GROUP_2": "9",
+                   "SLURM_JOB_ID_HET_GROUP_1": "8", "SLURM_JOB_ID_HET_GROUP_2": "9",
                    "SLURM_JOB_NUM_NODES_HET_GROUP_0": "2", "SLURM_JOB_NUM_NODES_HET_GROUP_1": "1",
                    "SLURM_JOB_END_TIME": "4000000000",
                    **env}
@@ -351,6 +351,20 @@ def test_the_task_epilog_keeps_the_folder_of_a_broker_that_lives(pretence: Prete
         child.terminate()
         out, err = child.communicate()
     assert (child.returncode, out, err) == (0, "tangram-broker-job7-x\n", "")
+
+
+def test_a_lost_component_may_start_only_when_the_job_has_ended(pretence: Pretence) -> None:
+    """Slurm would start it alone, and then end and hold the whole job."""
+    squeue = pretence.folder / "bin" / "squeue"
+    squeue.write_text(
+        "#!/bin/bash\nprintf '%-20s%-20s%-20s\\n' 7 0 RUNNING 8 1 PENDING 9 0 RUNNING\n")
+    squeue.chmod(0o755)
+    held = "scontrol update jobid=8 starttime=now+"
+    status, out, err = pretence.run(f"""touch "$TANGRAM_HOME/jobs/7/ended"  # the workers end
+        until grep -q '^{held}' "$LOG"; do sleep 0.1; done""")
+    assert (status, err) == (0, "") and out.startswith("tangram: job 7 has lost its GPU nodes")
+    assert [line for line in pretence.logged() if line.startswith("scontrol update")] == [
+        f"{held}30days", f"{held}300seconds", "scontrol update jobid=8 dependency=afternotok:7"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -1,6 +1,7 @@
 """A het job whose component of GPU nodes loses one of its two nodes: with that component's own
 `--no-kill` the component shrinks, and the job works on and ends well. A component that waits in the
-queue because the whole job was put back there is not taken for a lost one. On a first node that is
+queue because the whole job was put back there is not taken for a lost one, and one that lost its
+only node does not start without the others. On a first node that is
 set down, nothing of the job stays, though Slurm runs no epilog there."""
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ def component(site: Site, job: str) -> list[str]:
 
 def submitted(site: Site, name: str, strict: bool = True, **keys: str) -> str:
     """A job whose trainer ends when a file of its name is there."""
-    return site.submit(
-        "hetjob", name, strict, partition_cpu="cpu", partition_gpu="gpu",
-        partition_trainer="trainer", nodes_gpu="2", gres_gpu="gpu:1", mem_cpu="600", mem_gpu="600",
-        ranks="1", gateway="off", mpi="none", time="20",
-        trainer=f"until [ -e {name}.go ]; do sleep 0.2; done", **keys)
+    return site.submit("hetjob", name, strict, **{
+        "partition_cpu": "cpu", "partition_gpu": "gpu", "partition_trainer": "trainer",
+        "nodes_gpu": "2", "gres_gpu": "gpu:1", "mem_cpu": "600", "mem_gpu": "600", "ranks": "1",
+        "gateway": "off", "mpi": "none", "time": "20",
+        "trainer": f"until [ -e {name}.go ]; do sleep 0.2; done", **keys})
 
 
 def test_a_job_that_is_requeued_while_its_script_still_ends_starts_again(nodes: Site) -> None:
@@ -77,6 +78,34 @@ def test_a_job_that_is_requeued_while_its_script_still_ends_starts_again(nodes: 
                 lambda: str(rows(nodes, job)))
     (nodes.cluster.home / "again.go").touch()
     nodes.finish("again", job)
+
+
+def test_a_component_that_lost_its_only_node_starts_with_the_whole_job_alone(nodes: Site) -> None:
+    """By itself Slurm starts it as soon as its node is back, with a second copy of the job's script
+    on the first node. It then drains that node, ends the whole job and holds it."""
+    job = submitted(nodes, "waits", nodes_gpu="1")
+    nodes.until(lambda: len(nodes.info(job).get("nodes", [])) == 3, "all workers to join", 120,
+                lambda: nodes.output("waits", job))
+    node = component(nodes, job)[2]
+    subprocess.run(["scontrol", "update", f"nodename={node}", "state=down", "reason=test"],
+                   env=nodes.cluster.env, check=True)
+
+    def time_of(number: int, what: str) -> int:
+        """Of a component, by squeue, in seconds since 1970; 0 while there is none."""
+        told = nodes.cluster.run_as_user(["squeue", "-h", "-j", job, "-o", f"%i|{what}"],
+                                         env={"SLURM_TIME_FORMAT": "%s"}).stdout
+        found = dict(line.split("|") for line in told.splitlines())[f"{job}+{number}"]
+        return int(found) if found.isdigit() else 0
+
+    nodes.until(lambda: component(nodes, job)[0] == "PENDING"
+                and time_of(1, "%S") > time_of(0, "%e"), "it to wait until the job's end", 40,
+                lambda: f"{rows(nodes, job)} {nodes.output('waits', job)}")
+    assert {state for state, *_ in rows(nodes, job).values()} == {"RUNNING", "PENDING"}
+    nodes.cluster.run_as_user(["scontrol", "requeue", job])  # it says that one waits already
+    nodes.until(lambda: len(nodes.info(job).get("nodes", [])) == 3, "the next start", 400,
+                lambda: f"{rows(nodes, job)} {nodes.output('waits', job)}")
+    (nodes.cluster.home / "waits.go").touch()
+    nodes.finish("waits", job)
 
 
 def test_nothing_stays_on_a_first_node_that_is_set_down(nodes: Site) -> None:
