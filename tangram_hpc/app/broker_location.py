@@ -94,8 +94,10 @@ def await_access(path: Path, timeout_s: float, alive: Callable[[], bool] = lambd
                 if not pid or (found.pid, found.host) == (pid, socket.gethostname()):
                     return found
         if not alive() or time.monotonic() > deadline:
-            raise BrokerUnreachable(f"access file {path}: the broker did not write it within "
-                                    f"{timeout_s:.0f} s")
+            raise BrokerUnreachable(
+                f"access file {path}: the broker did not write it within {timeout_s:.0f} s"
+                + ("" if pid else "; if the broker runs on another node, set TANGRAM_HOME to a "
+                   "folder on a file system that all nodes share"))
         time.sleep(0.005)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tangram_hpc.app.broker_location import await_access
 from tangram_hpc.app.local import LocalCluster
 from tangram_hpc.app.trainer_rank import (
     TrainerTask,
@@ -159,6 +160,11 @@ def test_ranks_of_a_torchrun_style_trainer_get_one_world(held: Any) -> None:
     assert len({(t["MASTER_ADDR"], t["MASTER_PORT"]) for t in told}) == 1
     assert {t["TANGRAM_JOB"] for t in told} == {held.job}
     assert (held.folder / "step").read_text() == "3\n"
+
+
+def test_a_home_that_nodes_do_not_share_is_named_as_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(BrokerUnreachable, match="set TANGRAM_HOME to a folder on a file system"):
+        await_access(tmp_path / "access.json", 0)
 
 
 def test_signals_reach_the_trainer_program_directly(held: Any) -> None:
