@@ -16,6 +16,7 @@ from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.domain.states import ActionState, SessionState
+from tangram_hpc.domain.tenant import TenantSpec
 from tangram_hpc.protocol import message as ms
 from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.policy.admission import refusal_of_session
@@ -177,6 +178,53 @@ def test_a_slice_ends_when_others_wait_and_not_before(placer: str) -> None:
     made = w.plan()
     ends(w, made)
     assert started(w.plan()) == [third]
+
+
+@pytest.mark.parametrize("placer", ["elastic", "fcfs:4", "first-fit", "paper"])
+def test_a_slice_ends_when_its_tenant_may_hold_no_more(placer: str) -> None:
+    w = World(placer)
+    w.happen(ev.TenantDeclared(0, TenantSpec("a", grp_tres=(("cpu", 1),))))
+    w.happen(ev.TenantNamed(0, 1, "a"))
+    w.node(cpus=4)
+    s = opened(w)
+    first = wants(w, s)
+    w.plan()
+    poll = w.submit(session=s)
+    assert w.plan() == [], "its slice is not over"
+    assert w.scheduler.next_deadline() == w.ledger.leases[w.lease_of(first)].granted_at + SLICE_NS
+    w.now += SLICE_NS
+    made = w.plan()
+    assert killed(made) == {w.lease_of(first): ActionState.PREEMPTED}
+    ends(w, made)
+    assert started(w.plan()) == [poll]
+
+
+def test_no_slice_ends_for_what_another_tenant_may_not_hold() -> None:
+    w = World("first-fit")
+    for client, name in enumerate("ab", 1):
+        w.happen(ev.TenantDeclared(0, TenantSpec(name, grp_tres=(("cpu", 1),))))
+        if client > 1:
+            w.happen(ev.ClientJoined(0, client, f"uid-{client}", name, 0, 1, "socket"))
+        w.happen(ev.TenantNamed(0, client, name))
+    w.node(cpus=4)
+    s = opened(w)
+    wants(w, s)
+    w.client = 2
+    w.submit()
+    w.submit()
+    w.plan()
+    w.now += 10 * SLICE_NS
+    assert w.plan() == []
+
+
+def test_background_processes_that_their_tenant_may_never_run_are_refused() -> None:
+    w = World("first-fit")
+    w.happen(ev.TenantDeclared(0, TenantSpec("a", grp_tres=(("cpu", 1),))))
+    w.happen(ev.TenantNamed(0, 1, "a"))
+    w.node(cpus=4)
+    spec = w.ledger.sessions[w.session(background="run", background_cpus=(2, 4))].spec
+    told = refusal_of_session(w.ledger, w.scheduler.state.placer, spec)
+    assert told.startswith("background_cpus: 2 asked for, but tenant 'a' may hold 1 CPUs"), told
 
 
 def test_reserved_cores_are_never_taken_from_background_processes_for_others() -> None:

@@ -7,9 +7,10 @@ in the session can run any more.
 
 Nobody knows how long that takes; a training run in the background may take days. So such an action
 holds its CPUs for SLICE_NS at least. After that it gives them up as soon as another action waits
-for CPUs of its node, and it comes to wait again at the end of the queue. Background processes of
-many sessions therefore take turns. The order in which they come is that of all actions
-(`state/fair_order`, the placer).
+for CPUs of its node, or for CPUs that its tenant's limit allows, and it comes to wait again at the
+end of the queue. Background processes of many sessions therefore take turns, and a session can be
+polled whose own background processes hold all that its tenant may hold. The order in which they
+come is that of all actions (`state/fair_order`, the placer).
 
 A placer that starts the shortest action first needs an expected run time. Slices are short, but
 what they belong to is not: it is expected to go on for as long as it has run since something of the
@@ -23,6 +24,7 @@ events.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from ...domain import event as ev
@@ -40,6 +42,7 @@ SLICE_NS = 200_000_000  # how long background processes keep their CPUs although
 EXPECTED_MOST_NS = 10_000_000_000  # more would keep it off nodes whose allocation ends soon
 NAME = "background"  # the class of these actions, by which accounting and estimates know them
 OTHERS_WAIT = "its slice is over, and other actions wait for CPUs of its node"
+TENANT_WAITS = "its slice is over, and other actions wait for CPUs that its tenant may hold"
 
 
 def wanted(ledger: Ledger, session: SessionEntry, now: int) -> ev.ActionSubmitted | None:
@@ -65,14 +68,17 @@ def wanted(ledger: Ledger, session: SessionEntry, now: int) -> ev.ActionSubmitte
 
 def slices_over(ledger: Ledger, now: int) -> list[ev.Event]:
     """The ends of background actions whose slice is over and for whose CPUs others wait. On each
-    node at most as many end as actions wait, those that hold their CPUs for longest first.
+    node, and of each tenant that is at its limit, at most as many end as actions wait, those that
+    hold their CPUs for longest first.
 
-    O(background leases + shape queues of their nodes), and O(1) while there are none.
+    O(background leases + shape queues of their nodes and of tenants with a limit), and O(1) while
+    there are none.
     """
     events: list[ev.Event] = []
     if not ledger.background or not ledger.ready.waits(CPU):
         return events
-    waiting: dict[int, int] = {}
+    waiting: dict[int, int] = {}  # by node
+    limited = _waiting_for_limits(ledger)  # by tenant
     for number in ledger.background:
         lease = ledger.leases[number]
         if lease.granted_at + SLICE_NS > now:
@@ -82,11 +88,15 @@ def slices_over(ledger: Ledger, now: int) -> list[ev.Event]:
             continue
         if lease.node not in waiting:
             waiting[lease.node] = _waiting_at(ledger, ledger.nodes[lease.node])
-        if waiting[lease.node] <= 0:
+        tenant = ledger.tenants.tenant_of(client_of(lease.action))
+        on_node, of_tenant = waiting[lease.node] > 0, limited[tenant] > 0
+        if not on_node and not of_tenant:
             continue
-        waiting[lease.node] -= 1
+        waiting[lease.node] -= on_node
+        limited[tenant] -= of_tenant
         if entry.forced_outcome is None:  # else its CPUs are about to become free
-            events.append(ev.ActionCancelled(now, lease.action, OTHERS_WAIT,
+            events.append(ev.ActionCancelled(now, lease.action,
+                                             OTHERS_WAIT if on_node else TENANT_WAITS,
                                              ActionState.PREEMPTED))
     return events
 
@@ -113,6 +123,19 @@ def drained(ledger: Ledger, session: SessionEntry, now: int) -> list[ev.Event]:
     state = ActionState.PREEMPTED if entry.lease else ActionState.NODE_FAIL
     reason = f"node {ledger.nodes[session.node].spec.name}: {ledger.nodes[session.node].draining}"
     return [ev.ActionCancelled(now, session.background, reason, state)]
+
+
+def _waiting_for_limits(ledger: Ledger) -> Counter[str]:
+    """How many actions of each tenant wait because it may hold no more CPUs."""
+    found: Counter[str] = Counter()
+    if not ledger.tenants.limited:
+        return found
+    for shard in ledger.ready.shards(CPU):
+        use = ledger.tenants.look_up(CPU, ledger.tenants.tenant_of(shard.share.client))
+        found[use.spec.name] += sum(
+            len(queue) for shape, queue in shard.queues.items()
+            if use.held + next(filter(None, shape.degrees)) > use.limit)
+    return found
 
 
 def _waiting_at(ledger: Ledger, node: NodeEntry) -> int:

@@ -33,12 +33,16 @@ def refusal_by_limits(ledger: Ledger, action: Action) -> str:
 
 
 def refusal_of_session_by_limits(ledger: Ledger, spec: SessionSpec, reserve: int) -> str:
-    """Returns why the limits of its tenant never allow a session that reserves `reserve` CPUs, with
-    the field; empty if they do.
+    """Returns why the limits of its tenant never allow a session that reserves `reserve` CPUs, or
+    never its background processes, with the field; empty if they do.
     """
     if not ledger.tenants.limited:
         return ""
-    return _refusal(ledger, spec.id, [(MEMORY, spec.mem_mib), (CPU, reserve)])
+    why = _refusal(ledger, spec.id, [(MEMORY, spec.mem_mib), (CPU, reserve)])
+    if not why and spec.background == "run":
+        why = _refusal(ledger, spec.id, [(CPU, spec.background_cpus[0])])
+        why = f"background_{why}" if why else ""
+    return why
 
 
 def _refusal(ledger: Ledger, any_id: int, needs: list[tuple[str, int]]) -> str:
