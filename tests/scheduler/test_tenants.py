@@ -295,6 +295,23 @@ def test_a_limit_of_cpus_holds_beside_actions_that_grow() -> None:
     assert held(w)["a"] == 4
 
 
+@pytest.mark.parametrize("placer,most_s", [("elastic", 25), ("elastic:2", 25), ("fcfs:4", 2),
+                                           ("paper", 2)])
+def test_smaller_actions_do_not_keep_a_wide_one_out_of_its_tenants_limit_for_ever(
+        placer: str, most_s: int) -> None:
+    w = tenants(placer, cpus=16, a=TenantSpec("a", grp_tres=(("cpu", 4),)), b=TenantSpec("b"))
+    running = [w.submit(1, profile=Profile(S)) for _ in range(4)]
+    w.plan()
+    wide = w.submit(4, profile=Profile(S))
+    while w.now < most_s * S and not w.ledger.actions[wide].lease:
+        w.now += S // 4
+        if running:
+            w.finish(running.pop(0))
+        w.submit(1, profile=Profile(S))
+        running += started(w.plan())
+    assert w.ledger.actions[wide].lease
+
+
 @pytest.mark.parametrize("restore_ns,work_ns", [(0, 10**8), (10**7, 10**8), (2 * S, S)])
 def test_a_limit_of_gpus_keeps_no_call_from_a_copy_that_it_may_use(restore_ns: int,
                                                                    work_ns: int) -> None:

@@ -148,6 +148,14 @@ class Snapshot:
         turns = self.turns(pool)
         return NO_LIMIT if turns is None or shape.session else max(0, turns.room(tenant))
 
+    def hold_back(self, action: int, shape: ActionShape) -> None:
+        """Lets the tenant of an action that waits for the tenant's limit start no other one with
+        this key resource in this pass, so that the units that come free gather for it.
+        """
+        turns = self.turns(pool_of(shape.key, shape.degrees[-1]))
+        if turns is not None:
+            turns.charge(turns.tenant_of(client_of(action)), self.room(action, shape))
+
     def charge(self, action: int, shape: ActionShape, units: int) -> None:
         """Counts for its tenant what an action is granted in this pass."""
         tenants = self.ledger.tenants

@@ -2,6 +2,7 @@
 
 Under `fcfs:K`, the head of the waiting list takes the largest degree of at most K. If no node where
 the action may run has that many free units, every action behind it that wants such units waits too.
+If only the limit of its tenant is in the way, those of its tenant wait.
 CPUs, GPUs and each endpoint have a list of their own, so no action waits for units that it does not
 want, and an action that wants no unit waits for no other one.
 
@@ -58,6 +59,8 @@ class Fcfs:
             room = view.room(action, shape)
             units = largest(shape.degrees, min(self._degree_max, finder.most(shape), room))
             if not room or units > room:
+                if self._strict:
+                    view.hold_back(action, shape)
                 walk.skip_shape()
                 continue
             node = finder.node(shape, units)
@@ -77,6 +80,8 @@ class Fcfs:
             sizes = block_sizes(view, shape)
             size = largest(sizes or shape.degrees, min(self._degree_max, room))
             if size > room:
+                if self._strict:
+                    view.hold_back(action, shape)
                 walk.skip_shape()
                 continue
             block = find_block(view, shape, size)

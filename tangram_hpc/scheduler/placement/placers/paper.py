@@ -71,7 +71,11 @@ def _waiting_on(view: Snapshot, placement: Placement, node: NodeView) -> list[Wa
     while len(found) < N_MAX + DEPTH and (head := walk.head()) is not None:
         action, shape = head
         least = _positive(shape)[0]
-        if not view.fits(node, shape, 0) or view.room(action, shape) < least:
+        if not view.fits(node, shape, 0):
+            walk.skip_shape()
+            continue
+        if view.room(action, shape) < least:
+            view.hold_back(action, shape)
             walk.skip_shape()
             continue
         if action not in started:
@@ -97,8 +101,9 @@ def _start_on(view: Snapshot, placement: Placement, node: NodeView) -> None:
     degrees = choose_degrees(options, node.free_cpus, least, _releases(view, node), view.now_ns)
     for (action, shape), chosen in zip(candidates, degrees, strict=False):
         units = largest(shape.degrees, min(chosen, view.room(action, shape)))
-        if units > view.room(action, shape):
-            continue  # only the limits of its tenant are in the way
+        if units > view.room(action, shape):  # only the limits of its tenant are in the way
+            view.hold_back(action, shape)
+            continue
         if not view.fits(node, shape, units):
             return
         grant(view, placement, action, shape, node, units)

@@ -196,7 +196,8 @@ class Waiting:
 
     def allows(self, view: Snapshot, chosen: Next) -> bool:
         """Returns whether the limits of an action's tenant allow its smallest size. If they do not,
-        the tenant's actions of this shape are passed over in this cycle.
+        the tenant's actions of this shape are passed over in this cycle, and all of the tenant's
+        if this one may not be overtaken: else smaller ones would take each unit that comes free.
         """
         turns, shape = self._turns, chosen.shape
         if turns is None:
@@ -208,7 +209,10 @@ class Waiting:
                 units + self._beside[tenant, resource] <= of.room(tenant)
                 for resource, units in beside if units and (of := view.turns(resource))):
             return True
-        self.skip_shape_of(chosen)
+        if chosen.overdue:
+            self.leave_out(tenant)
+        else:
+            self.skip_shape_of(chosen)
         return False
 
     def charge(self, chosen: Next, units: int) -> None:
