@@ -7,17 +7,16 @@ the file system's. Prometheus itself scrapes TCP only, so a site puts its agent 
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import socketserver
-import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from ..errors import InvalidInput, TangramError
+from ..stale_socket import remove_stale_socket
 
 _SCRAPE_S = 30.0  # a peer that is silent for so long is hung up on
 _ASK_S = 15.0  # without a scrape, after which the broker is asked whether the job still runs
@@ -98,7 +97,7 @@ def _app(metrics: Any, lost: list[BaseException]) -> Any:
 
 
 def _listening(path: Path) -> _UnixServer:
-    _remove_stale(path)
+    remove_stale_socket(path, "--listen")
     before = os.umask(0o177)
     try:
         return _UnixServer(str(path), _QuietHandler)  # type: ignore[arg-type]
@@ -106,27 +105,3 @@ def _listening(path: Path) -> _UnixServer:
         raise InvalidInput(f"--listen {path}: {error.strerror or error}") from None
     finally:
         os.umask(before)
-
-
-def _remove_stale(path: Path) -> None:
-    """Removes a socket on which nobody listens.
-
-    Raises:
-        InvalidInput: something else is at this path.
-    """
-    try:
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise InvalidInput(f"--listen {path}: exists, and is no socket; name another path")
-    except FileNotFoundError:
-        return
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.setblocking(False)  # the listener's queue may be full
-        try:
-            probe.connect(str(path))
-        except OSError as error:
-            if error.errno in (errno.ECONNREFUSED, errno.ENOENT):
-                path.unlink(missing_ok=True)
-                return
-            if error.errno != errno.EAGAIN:  # the queue is full
-                raise InvalidInput(f"--listen {path}: {error.strerror or error}") from None
-    raise InvalidInput(f"--listen {path}: another process listens there; name another path")

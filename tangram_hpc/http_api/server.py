@@ -18,6 +18,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from .. import InvalidInput
+from ..stale_socket import remove_stale_socket
 from .cut_off import tell_cut_offs_in_one_line
 
 KEEP_ALIVE_S = 180  # longer than clients pause between two requests on one connection
@@ -84,6 +85,7 @@ def bind(where: Where) -> tuple[socket.socket, str]:
 
 
 def _bind_unix(path: Path) -> tuple[socket.socket, str]:
+    remove_stale_socket(path, "--unix")
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)  # only this user may connect
     try:
@@ -100,8 +102,8 @@ def _bind_unix(path: Path) -> tuple[socket.socket, str]:
 async def serve(app: ASGIApp, where: Where, key: str,
                 watch: Callable[[asyncio.AbstractEventLoop, Callable[[], None]], None],
                 leave: Callable[[], None] = lambda: None) -> None:
-    """Serves until SIGTERM, SIGINT or the stop that `watch` was given; prints one JSON line with
-    `url` and `key` when it can be reached.
+    """Serves until SIGTERM, SIGINT, SIGHUP or the stop that `watch` was given; prints one JSON line
+    with `url` and `key` when it can be reached.
 
     Args:
         app: the application.
@@ -130,8 +132,9 @@ async def serve(app: ASGIApp, where: Where, key: str,
         server.should_exit = True
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as by nohup
+            loop.add_signal_handler(number, stop)
     watch(loop, stop)
     try:
         await server.serve(sockets=[listening])

@@ -347,6 +347,22 @@ def test_a_unix_socket_is_for_its_user_alone_and_goes_with_the_server(cluster: L
     assert server.end() == (0, "") and not path.exists()
 
 
+def test_a_killed_server_leaves_its_path_to_the_next_one_which_ends_with_its_terminal(
+        cluster: LocalCluster, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    killed = Server(cluster, "--unix", str(path))
+    killed.process.kill()
+    killed.process.communicate(timeout=60)
+    assert path.exists()
+    server = Server(cluster, "--unix", str(path))
+    assert server.told["url"] == f"unix:{path}"
+    with pytest.raises(InvalidInput, match=r"--unix .*: another process listens there"):
+        bind(Where(unix=str(path)))
+    server.process.send_signal(signal.SIGHUP)
+    assert server.process.communicate(timeout=60)[1] == "" and server.process.returncode == 0
+    assert not path.exists()
+
+
 @pytest.mark.attack("network", "keys")
 def test_tls_hides_the_key_on_the_way(cluster: LocalCluster, tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
