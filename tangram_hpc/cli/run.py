@@ -76,14 +76,38 @@ def go(args: argparse.Namespace) -> int:
 
 
 def _streamed(client: Any, command: list[str], options: dict[str, Any]) -> int:
-    """Runs the command and prints its output as it comes; returns its exit status."""
+    """Runs the command and prints its output as it comes; returns its exit status.
+
+    Raises:
+        OSError: its output cannot be written any more, since the reader is gone or the disk is
+            full; it has been cancelled.
+    """
     from ..errors import ActionFailed
 
-    future = client.submit(command, stdin=_stdin(), retries=0, on_output=_emit, **options)
+    started: list[Any] = []  # the future
+    failed: list[OSError] = []
+
+    def emit(stream: int, data: bytes) -> None:  # on the client's thread
+        if failed:
+            return
+        try:
+            _emit(stream, data)
+        except OSError as error:
+            failed.append(error)
+            for future in started:
+                future.cancel()
+
+    future = client.submit(command, stdin=_stdin(), retries=0, on_output=emit, **options)
+    started.append(future)
+    if failed:
+        future.cancel()
     call_at_end(future.cancel)
     try:
         _say_if_it_waits(client, future)
-        return _status(future, _patient(future))
+        result = _patient(future)
+        if failed:
+            raise failed[0]
+        return _status(future, result)
     except ActionFailed as error:
         print(f"tangram: error: {printable(str(error), lines=True)}", file=sys.stderr)
         return future.details.exit_code if future.details is not None else error.exit_status

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import pickle
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -178,3 +180,17 @@ def test_tangram_run_exits_with_the_results_exit_code(
     assert cli(["run", "--", "sh", "-c", "kill -SEGV $$"]) == 139
     assert cli(["run", "-N", "1", "-n1", "--", "sh", "-c", "exit 7"]) == 7  # as scripts for srun
     assert cli(["run", "-t", "0.2", "--", "sh", "-c", ENDS["polite-loop"][0]]) == 124
+
+
+@pytest.mark.parametrize(("output", "status", "told"), [
+    (">/dev/full", "1", "tangram: error: a write failed: No space left on device; what went to "
+                        "stdout or to a file is not complete\n"),
+    ("| head -n 1 >/dev/null", "141", "")])
+def test_a_run_whose_output_cannot_be_written_ends_and_is_no_success(
+        cluster: LocalCluster, output: str, status: str, told: str) -> None:
+    ended = subprocess.run(
+        ["bash", "-c", f'"$0" -m tangram_hpc run -- yes {output}; echo ${{PIPESTATUS[0]}}',
+         sys.executable],
+        env=os.environ | {"TANGRAM_ACCESS": str(cluster.access)}, text=True, capture_output=True,
+        timeout=60, check=False)
+    assert (ended.stdout, ended.stderr) == (f"{status}\n", told)
