@@ -111,7 +111,8 @@ def cases_of(program: str, tests: Any) -> list[Case]:
         program: the source.
         tests: a mapping or its JSON text: `inputs` and `outputs` of equal length, and optionally
             `fn_name`, a function or a method of `Solution` that is called with the JSON values of
-            the input's lines; or `assert_case`, texts that are appended to the program.
+            the input's lines; or `assert_case`, texts that are appended to the program. Lists may
+            be tuples or arrays, and a field that is None counts as missing.
 
     Returns:
         The cases; an empty list if `tests` does not have this form, so that the reward is 0.
@@ -122,10 +123,15 @@ def cases_of(program: str, tests: Any) -> list[Case]:
         return []
     if not isinstance(told, Mapping):
         return []
-    asserts = told.get("assert_case")
-    inputs = told.get("inputs", [""] * len(asserts) if isinstance(asserts, list) else None)
-    outputs = told.get("outputs", [None] * len(asserts) if isinstance(asserts, list) else None)
-    if not isinstance(inputs, list) or not isinstance(outputs, list):
+    given_columns = [told.get(name) for name in ("assert_case", "inputs", "outputs")]
+    asserts, inputs, outputs = columns = [_column(each) for each in given_columns]
+    if any(each is not None and column is None
+           for each, column in zip(given_columns, columns, strict=True)):
+        return []
+    if asserts is not None:
+        inputs = [""] * len(asserts) if inputs is None else inputs
+        outputs = [None] * len(asserts) if outputs is None else outputs
+    if inputs is None or outputs is None:
         return []
     asserts = [""] * len(inputs) if asserts is None else asserts
     if len(inputs) != len(outputs) or len(asserts) != len(inputs):
@@ -134,6 +140,17 @@ def cases_of(program: str, tests: Any) -> list[Case]:
     return [Case(_called(f"{program}\n\n{check}", name) if name else f"{program}\n\n{check}",
                  "" if given is None else str(given), None if wanted is None else str(wanted))
             for given, wanted, check in zip(inputs, outputs, asserts, strict=True)]
+
+
+def _column(value: Any) -> list[Any] | None:
+    """Returns the values of one field of the tests; None if it is missing or is no list.
+
+    A table that pandas has read, as by verl's `main_eval`, has arrays of numpy for lists, and None
+    for a field that only other rows have.
+    """
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return list(value) if isinstance(value, list | tuple) else None
 
 
 def _called(program: str, name: str) -> str:

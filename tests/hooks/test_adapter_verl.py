@@ -257,6 +257,11 @@ VERDICTS = [
     ("half of a pair in a test", ADD, {"inputs": ["1 2", "\ud800"], "outputs": ["3", "\ud800"]},
      0.5),
     ("unequal lengths", ADD, {"inputs": ["1"], "outputs": []}, 0.0),
+    ("as pandas reads a table", ADD, {key: np.array(of, object) for key, of in SUMS.items()} | {
+        "assert_case": None, "fn_name": None}, 0.5),
+    ("asserts as pandas reads a table", "```python\nx = 3\n```", {
+        "assert_case": np.array(["assert x == 3"], object), "inputs": None, "outputs": None}, 1.0),
+    ("asserts that are no list", ADD, {"inputs": [], "outputs": [], "assert_case": 5}, 0.0),
 ]
 
 
