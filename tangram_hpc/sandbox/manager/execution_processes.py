@@ -82,7 +82,8 @@ class ExecutionProcess:
         functions: the digests of the functions that a runner holds, oldest first.
         tokens: a runner's counter of calls that it may begin, and `bell` the pipe that it writes
             to; see `process_frames`. -1 when closed, and in an init.
-        oom_kills: how often the kernel had killed for memory in its group, when that was last read.
+        oom_kills: how often the kernel had killed for memory in its group, when that was last read:
+            before an action begins that runs alone, and when an action ends that it may have ended.
         process_cpu_ns: CPU time in ns that a runner had used when its present call began.
         kept: whether it is dead and its directory is for the next init of its session.
         control: the worker's end of its socket; None when it is closed.

@@ -286,6 +286,9 @@ class SandboxExecutor:
         group = process.group
         assert group is not None
         group.limit(limits.mem_mib, limits.pids)
+        if (self._counts_ooms and len(process.leases) == 1
+                and (limits.mem_mib or process.kind != RUNNER)):
+            process.oom_kills = group.oom_kills()  # this action is not blamed for earlier ones
         # an endpoint action may use any core
         cores = attempt.cores or (self._cores if action.key != "cpu" else ())
         if cores:  # what an earlier action left running is bound, too
@@ -431,13 +434,11 @@ class SandboxExecutor:
             state = ActionState.FAILED
         elif process.kind == RUNNER and not attempt.asked_mib:
             return outcome  # its own enforcement is right
-        failed = state is ActionState.FAILED
-        # also read where it decides nothing: else the next action would be blamed for these kills
-        if (attempt.asked_mib or failed) and self._counts_ooms and process.group is not None:
+        killed = outcome.exit_code == _KILLED or outcome.signal == signal.SIGKILL
+        if (attempt.asked_mib or killed) and self._counts_ooms and process.group is not None:
             kills = process.group.oom_kills()
-            killed = outcome.exit_code == _KILLED or outcome.signal == signal.SIGKILL
-            ended_so = (attempt.asked_mib or killed) and (failed or (
-                state is ActionState.COMPLETED and attempt.order.action.kind is Kind.BACKGROUND))
+            ended_so = state is ActionState.FAILED or (
+                state is ActionState.COMPLETED and attempt.order.action.kind is Kind.BACKGROUND)
             if kills > process.oom_kills and ended_so:
                 state = ActionState.OUT_OF_MEMORY
                 reason = oom_reason(attempt.asked_mib, process.group.usage().peak_mem_kib)
