@@ -122,16 +122,17 @@ class Spool(Protocol):
         """Keeps the call of an action; returns False if there is no room for it."""
         ...
 
-    def keep_result(self, once: str, result: ActionResult, payload: Buffer | None) -> None:
-        """Keeps the result of an action in place of its call."""
+    def keep_result(self, once: str, result: ActionResult, payload: Buffer | None,
+                    work: str) -> None:
+        """Keeps the result of an action in place of its call, and which work the action was."""
         ...
 
     def call(self, once: str) -> bytes | None:
         """Returns the kept call of a key, or None."""
         ...
 
-    def result(self, once: str) -> tuple[ActionResult, bytes | None] | None:
-        """Returns the kept result of a key and its payload, or None."""
+    def result(self, once: str) -> tuple[ActionResult, bytes | None, str] | None:
+        """Returns the kept result of a key, its payload and which work its action was, or None."""
         ...
 
     def has_result(self, once: str) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..domain import event as ev
-from ..domain.action import Action
+from ..domain.action import Action, Kind
 from ..domain.ids import client_of, show
 from ..domain.states import ActionState
 from ..ports import Spool
@@ -39,7 +39,7 @@ class IdempotencyKeys:
     def __init__(self, ledger: Ledger, spool: Spool | None,
                  on_drop: Callable[[list[str]], None]) -> None:
         self._ledger, self._spool, self._on_drop = ledger, spool, on_drop
-        self._names: dict[int, str] = {}  # the key of each open action
+        self._open: dict[int, Action] = {}  # the open actions with a key
         self._followers: dict[int, list[int]] = {}  # open action -> submissions that wait for it
         self._leader: dict[int, int] = {}  # a submission that waits -> the open action
         self._earlier: set[int] = set()  # actions that were open when this broker began
@@ -72,7 +72,7 @@ class IdempotencyKeys:
         self._earlier = set(self._ledger.once.values())
         for name, action in self._ledger.once.items():
             payload = self._spool.call(name)
-            self._names[action] = name
+            self._open[action] = self._ledger.actions[action].action
             if payload is None:
                 self._without_call.add(action)
             else:
@@ -123,8 +123,8 @@ class IdempotencyKeys:
         if open_one is not None:
             other = self._ledger.actions[open_one].action
             if _differ(action, other, open_one in self._earlier):
-                why = (f"once: {action.once!r} is the name of {other.kind.value} {other.name} "
-                       f"({show(open_one)}), not of {action.kind.value} {action.name}")
+                why = (f"once: {action.once!r} is the name of {_work(other)} {other.name} "
+                       f"({show(open_one)}), not of {_work(action)} {action.name}")
                 return True, (ms.Rejected(action.id, why), None)
             self._leader[action.id] = open_one
             self._followers.setdefault(open_one, []).append(action.id)
@@ -132,6 +132,11 @@ class IdempotencyKeys:
         kept = self._spool.result(action.once) if self._spool is not None else None
         if kept is None:
             return False, None
+        if kept[2] not in ("", _work(action)):
+            why = (f"once: {action.once!r} is the name of an action that has ended, of {kept[2]}, "
+                   f"not of {_work(action)} {action.name}; choose another name, or call `forget` "
+                   "first")
+            return True, (ms.Rejected(action.id, why), None)
         return True, (kept[0].under(action.id), kept[1])
 
     def keep(self, action: Action, payload: Buffer) -> str:
@@ -141,7 +146,7 @@ class IdempotencyKeys:
         if not self._spool.keep_call(action.once, payload):
             return ("once: the job's spool is full; forget what your checkpoint holds "
                     "(Client.forget), or raise the config field `once_mib`")
-        self._names[action.id] = action.once
+        self._open[action.id] = action
         self._ended.pop(action.once, None)  # the spool's call belongs to this action now
         return ""
 
@@ -158,13 +163,13 @@ class IdempotencyKeys:
         Args:
             ran: the result comes from a node, not from the broker itself.
         """
-        name = self._names.pop(result.action, "")
+        action = self._open.pop(result.action, None)
         self._without_call.discard(result.action)
-        if name and self._spool is not None:
+        if action is not None and self._spool is not None:
             if not ran or result.outcome.state not in _KEPT:
-                self._ended[name] = result.action
-            elif not self._spool.has_result(name):
-                self._spool.keep_result(name, result, payload)
+                self._ended[action.once] = result.action
+            elif not self._spool.has_result(action.once):
+                self._spool.keep_result(action.once, result, payload, _work(action))
         found: list[ms.ActionResult] = []
         for follower in self._followers.pop(result.action, ()):
             self._leader.pop(follower, None)
@@ -177,10 +182,11 @@ class IdempotencyKeys:
         """Keeps the result of an action that has ended, which its worker sends once more or the
         journal has: after a failure of the broker's machine the spool may lack it.
         """
-        name = self._ledger.actions[result.action].action.once
+        action = self._ledger.actions[result.action].action
+        name = action.once
         if (name and self._spool is not None and name not in self._ledger.once
                 and result.outcome.state in _KEPT and not self._spool.has_result(name)):
-            self._spool.keep_result(name, result, payload)
+            self._spool.keep_result(name, result, payload, _work(action))
 
     def forget(self, names: tuple[str, ...], prefix: str) -> int:
         """Drops the results of these keys, and of all keys that begin with `prefix` if it is not
@@ -234,6 +240,14 @@ def _differ(one: Action, other: Action, earlier: bool) -> bool:
             commands are not compared, because releases derive them differently, and the trainer may
             be of another release than the journal.
     """
-    if one.kind is not other.kind:
+    if _work(one) != _work(other):
         return True
     return one.name != other.name and not (earlier and (one.guessed or other.guessed))
+
+
+def _work(action: Action) -> str:
+    """Returns which work an action is: its kind or, for a call, what it calls. A turn is a call of
+    its pool, wherever it is routed to."""
+    if action.kind is not Kind.CALL:
+        return str(action.kind.value)
+    return f"rollouts:{action.turn.pool}" if action.turn is not None else action.key

@@ -184,7 +184,7 @@ def _value(pending: Pending, result: ms.ActionResult, payload: memoryview | None
     if isinstance(told, pl.ErrorReturn):
         raise _told_failure(pending, outcome, told)
     if told is not None and isinstance(told, pl.ExecReturn) is not command and not pending.reader:
-        raise _of_another_kind(pending, command)
+        raise ProtocolError(f"{_name(pending)}: its result is not of its kind")
     if command and outcome.state in _RESULTS:
         told = told if isinstance(told, pl.ExecReturn) else pl.ExecReturn()
         return ExecResult(outcome.state, outcome.exit_status, outcome.signal, told.stdout,
@@ -208,18 +208,6 @@ def _value(pending: Pending, result: ms.ActionResult, payload: memoryview | None
     if isinstance(told, pl.SnapshotReturn):
         return told.name
     return None
-
-
-def _of_another_kind(pending: Pending, command: bool) -> TangramError:
-    """Makes the exception for a result that an action of this kind cannot have. A name of earlier
-    work (`once`) may have been a command's and now be a function's, or the other way round.
-    """
-    named = pending.action.once
-    if not named:
-        return ProtocolError(f"{_name(pending)}: its result is not of its kind")
-    other = "work that was no command" if command else "a command"
-    return InfeasibleRequest(f"{_name(pending)}: once: {named!r} is the name of {other}, which has "
-                             "ended; choose another name, or call `forget` first")
 
 
 def _told_failure(pending: Pending, outcome: Outcome, told: pl.ErrorReturn) -> TangramError:

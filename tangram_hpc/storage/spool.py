@@ -43,6 +43,7 @@ class _Record(msgspec.Struct, array_like=True, frozen=True):
     once: str
     result: ActionResult | None = None
     payload: bytes | None = None
+    work: str = ""  # which work a result is of; empty in records of earlier releases
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -95,21 +96,23 @@ class FileSpool:
         self._add(_Record(CALL, once, None, bytes(payload)))
         return True
 
-    def keep_result(self, once: str, result: ActionResult, payload: Buffer | None) -> None:
+    def keep_result(self, once: str, result: ActionResult, payload: Buffer | None,
+                    work: str = "") -> None:
         """Keeps a result in place of its call; see `ports.Spool.keep_result`."""
-        self._add(_Record(RESULT, once, result, None if payload is None else bytes(payload)))
+        data = None if payload is None else bytes(payload)
+        self._add(_Record(RESULT, once, result, data, work))
 
     def call(self, once: str) -> bytes | None:
         """Returns the call of a key; see `ports.Spool.call`."""
         found = self._find(once, CALL)
         return found.payload if found is not None else None
 
-    def result(self, once: str) -> tuple[ActionResult, bytes | None] | None:
+    def result(self, once: str) -> tuple[ActionResult, bytes | None, str] | None:
         """Returns the result of a key; see `ports.Spool.result`."""
         found = self._find(once, RESULT)
         if found is None or found.result is None:
             return None
-        return found.result, found.payload
+        return found.result, found.payload, found.work
 
     def has_result(self, once: str) -> bool:
         """Returns whether a key has a result, without reading the file; see

@@ -142,13 +142,13 @@ def until(true: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def test_the_kept_result_of_another_kind_of_action_is_refused(tmp_path: Path) -> None:
+def test_the_kept_result_of_other_work_is_refused(tmp_path: Path) -> None:
     with LocalCluster(cpus=1, mem_mib=1024, home=tmp_path) as c:
         assert c.submit(abs, -1, once="a").result(timeout=60) == 1
         assert c.submit(["echo", "b"], once="b").result(timeout=60).text == "b\n"
-        with pytest.raises(InfeasibleRequest, match="'a' is the name of work that was no command"):
+        with pytest.raises(InfeasibleRequest, match="has ended, of function, not of exec echo;"):
             c.submit(["echo", "b"], once="a").result(timeout=60)
-        with pytest.raises(InfeasibleRequest, match="'b' is the name of a command, which has"):
+        with pytest.raises(InfeasibleRequest, match="has ended, of exec, not of function abs;"):
             c.submit(abs, -1, once="b").result(timeout=60)
 
 

@@ -41,20 +41,20 @@ class MemorySpool:
 
     def __init__(self) -> None:
         self.calls: dict[str, bytes] = {}
-        self.results: dict[str, tuple[Any, bytes | None]] = {}
+        self.results: dict[str, tuple[Any, bytes | None, str]] = {}
 
     def keep_call(self, once: str, payload: Any) -> bool:
         self.calls[once] = bytes(payload)
         return True
 
-    def keep_result(self, once: str, result: Any, payload: Any) -> None:
+    def keep_result(self, once: str, result: Any, payload: Any, work: str) -> None:
         self.calls.pop(once, None)
-        self.results[once] = result, None if payload is None else bytes(payload)
+        self.results[once] = result, None if payload is None else bytes(payload), work
 
     def call(self, once: str) -> bytes | None:
         return self.calls.get(once)
 
-    def result(self, once: str) -> tuple[Any, bytes | None] | None:
+    def result(self, once: str) -> tuple[Any, bytes | None, str] | None:
         return self.results.get(once)
 
     def has_result(self, once: str) -> bool:

@@ -249,7 +249,7 @@ class Run(ChatterJob):
             "actions", "leases", "sessions", "disconnected", "by_uid", "clients", "background",
             "short", "batching", "prefetched", "once", "ownerless", "shared")}
         left |= {"payloads": broker._payloads, "leaders": broker._keys._leader,
-                 "followers": broker._keys._followers, "names": broker._keys._names}
+                 "followers": broker._keys._followers, "named": broker._keys._open}
         left |= {f"turns of {p.spec.name}": p.open_turns for p in ledger.rollouts.values()}
         for what, found in left.items():
             assert not found, f"left over: {what}: {str(found)[:600]}"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from helpers.broker_rig import BrokerRig
 
 from tangram_hpc.accounting.record import fold
 from tangram_hpc.broker.driver import Broker, Settings
@@ -24,6 +25,7 @@ from tangram_hpc.domain.allocation import AllocPolicy, SatelliteShape
 from tangram_hpc.domain.ids import mint
 from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.service import ServiceSpec
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.protocol import message as ms
@@ -314,6 +316,37 @@ def test_submissions_with_one_idempotency_key_and_different_classes_are_refused(
     refused = [m.id for m, _ in rig.trainer.heard if isinstance(m, ms.Rejected)]
     assert refused == [*(() if same else (actions[1].id,)), function.id]
     rig.close()
+
+
+def test_the_kept_result_of_another_services_call_is_refused(tmp_path: Path) -> None:
+    """Also while it runs, and by the next broker."""
+    spool = FileSpool(tmp_path, 1 << 20)
+    rig = BrokerRig(spool=spool)
+    client, worker = rig.client(), rig.worker(gpus=(0, 1))
+
+    def submit(number: int, service: str) -> int:
+        client.say(ms.DeclareService(number, ServiceSpec(service, backend="fake")))
+        call = Action(mint(client.last(ms.Welcome).client, number), "score", Kind.CALL,
+                      key=f"service:{service}", once="a")
+        client.say(ms.Submit(call), b"call")
+        return call.id
+
+    submit(1, "judge")
+    second = submit(2, "reward")  # the same class of action
+    assert client.last(ms.Rejected).id == second
+    worker.say(ms.Finished(worker.last(ms.StartAttempt).lease, Outcome(ActionState.COMPLETED), n=1),
+               b"of judge")
+    rig.run(0.1)
+    spool.commit()
+    rig = BrokerRig(spool=FileSpool(tmp_path, 1 << 20))
+    client, worker = rig.client(), rig.worker(gpus=(0, 1))
+    third = submit(3, "reward")
+    assert client.last(ms.Rejected).id == third
+    assert "service:judge, not of service:reward score" in client.last(ms.Rejected).text
+    fourth = submit(4, "judge")
+    assert client.last(ms.ActionResult).action == fourth
+    assert not worker.all(ms.StartAttempt)
+    spool.close(remove=False)
 
 
 def test_a_cancelled_named_action_can_be_submitted_again(tmp_path: Path) -> None:
