@@ -200,7 +200,8 @@ class Throttled(TangramError):
     raises it; `check_response` does so for HTTP.
 
     Args:
-        retry_after: for how many seconds the endpoint must not be called; 0 if it did not say.
+        retry_after: for how many seconds the endpoint must not be called; 0 or None if it did not
+            say. A text that is no number is the message.
         text: the message.
 
     Attributes:
@@ -209,9 +210,12 @@ class Throttled(TangramError):
 
     retry_after = 0.0
 
-    def __init__(self, retry_after: float = 0.0, text: str = "too many requests") -> None:
+    def __init__(self, retry_after: float | str | None = 0.0,
+                 text: str = "too many requests") -> None:
+        if isinstance(retry_after, str) and not _is_number(retry_after):
+            retry_after, text = 0.0, retry_after  # as other exceptions, and so as copies, are made
         super().__init__(text)
-        self.retry_after = float(retry_after)
+        self.retry_after = _seconds(retry_after)
 
 
 class Transient(TangramError):
@@ -229,9 +233,25 @@ class Transient(TangramError):
 
     reached, retry_after = True, 0.0
 
-    def __init__(self, text: str = "", *, reached: bool = True, retry_after: float = 0.0) -> None:
+    def __init__(self, text: str = "", *, reached: bool = True,
+                 retry_after: float | str | None = 0.0) -> None:
         super().__init__(text or "the endpoint failed")
-        self.reached, self.retry_after = reached, float(retry_after)
+        self.reached, self.retry_after = reached, _seconds(retry_after)
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _seconds(retry_after: Any) -> float:
+    if retry_after is not None and not _is_number(retry_after):
+        raise InvalidInput(f"retry_after: {retry_after!r:.60} is no number of seconds; leave it "
+                           "out, or call tangram_hpc.check_response, which reads the header")
+    return float(retry_after or 0.0)
 
 
 class UntrustedResult(ActionFailed):

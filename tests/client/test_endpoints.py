@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import os
 import pickle
@@ -26,6 +27,7 @@ from tangram_hpc import ActionState, LocalCluster, Throttled, Transient, check_r
 from tangram_hpc.client.endpoints.retry_decision import retry_after_s, understood
 from tangram_hpc.client.request import Options, make_action
 from tangram_hpc.domain.action import Kind
+from tangram_hpc.errors import InvalidInput
 
 BENCH = Path(__file__).resolve().parents[2] / "bench" / "bench_endpoint.py"
 
@@ -489,3 +491,16 @@ def test_an_endpoints_rate_is_used_up_and_never_exceeded() -> None:
     assert figures["lost"] == figures["repeated"] == figures["said_failed_but_not"] == 0
     assert figures["answers_429"] > 0 and figures["answers_503"] > 0
     assert figures["share_while_open"] > 0.8  # of one run, on a machine that may be busy
+
+
+@pytest.mark.parametrize("make, text, wait_s", [
+    (lambda: Throttled(), "too many requests", 0.0), (lambda: Throttled(3, "wait"), "wait", 3.0),
+    (lambda: Throttled("slow down"), "slow down", 0.0), (lambda: Throttled("5"), "too many", 5.0),
+    (lambda: Throttled(None), "too many requests", 0.0),
+    (lambda: Transient("gone", retry_after="2"), "gone", 2.0)])  # fmt: skip
+def test_a_failure_of_an_endpoint_is_made_and_copied_as_people_write_it(
+        make: Any, text: str, wait_s: float) -> None:
+    for failure in (make(), pickle.loads(pickle.dumps(make())), copy.copy(make())):
+        assert text in str(failure) and failure.retry_after == wait_s
+    with pytest.raises(InvalidInput, match="'soon' is no number of seconds; leave it out"):
+        Transient(retry_after="soon")
