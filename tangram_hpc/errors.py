@@ -213,7 +213,7 @@ class Throttled(TangramError):
     def __init__(self, retry_after: float | str | None = 0.0,
                  text: str = "too many requests") -> None:
         if isinstance(retry_after, str) and not _is_number(retry_after):
-            retry_after, text = 0.0, retry_after  # as other exceptions, and so as copies, are made
+            text, retry_after = retry_after, 0.0  # as other exceptions, and so as copies, are made
         super().__init__(text)
         self.retry_after = _seconds(retry_after)
 

@@ -27,6 +27,7 @@ from ..client.forked import not_ours
 from ..config.settings import Config, load_config
 from ..errors import BrokerUnreachable, InvalidInput, TangramError
 from ..slurm.job_environment import without_slurm
+from ..start_module import module_command
 from ..storage.access import NAME as ACCESS
 from ..storage.rundir import SCRATCH_JOB, local_job_name, make_own_dir, own_dir
 from .broker_location import await_access
@@ -73,7 +74,8 @@ class LocalCluster:
             print(cluster.submit(["uname", "-a"]).result().text)
     """
 
-    _program: Sequence[str] = ("-m", "tangram_hpc")  # tests and benches may start others
+    # tests and benches may start others
+    _program: Sequence[str] = tuple(module_command("tangram_hpc"))
 
     def __init__(self, cpus: int | None = None, *, mem_mib: int | None = None,
                  placer: str = "elastic", workers: int = 1, home: str | Path | None = None,
@@ -340,8 +342,7 @@ class LocalCluster:
     def _spawn(self, *words: str, access: Path | None = None) -> subprocess.Popen[bytes]:
         """Starts a part. `access` travels in the environment, because every process of this machine
         may read an argv."""
-        command: Sequence[str] = [sys.executable, *self._program, *words,
-                                  "--lifeline", str(self._lifeline_read)]
+        command = [*self._program, *words, "--lifeline", str(self._lifeline_read)]
         try:
             make_own_dir(self._environ, self.folder)
         except OSError as error:

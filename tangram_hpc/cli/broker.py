@@ -87,6 +87,7 @@ def _supervised(args: argparse.Namespace, job: str) -> int:
     """
     from ..app.broker_supervisor import supervise
     from ..errors import InvalidInput
+    from ..start_module import own_command
     from ..storage.access import NAME as ACCESS
     from ..storage.rundir import own_dir
 
@@ -100,9 +101,7 @@ def _supervised(args: argparse.Namespace, job: str) -> int:
             words.append(f"--{option.replace('_', '-')}={value}")
     if args.workers_live:
         words.append("--workers-live")
-    ours = ["-m", "tangram_hpc"] if sys.argv[0].endswith("__main__.py") else [sys.argv[0]]
-    return supervise([sys.executable, *ours, *words], own_dir(os.environ, job) / ACCESS,
-                     args.restarts)
+    return supervise(own_command(*words), own_dir(os.environ, job) / ACCESS, args.restarts)
 
 
 def _scripts(settings: ElasticSettings, job: str, environ: Mapping[str, str]

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ..start_module import own_command
 from .helpers import ids
 
 if TYPE_CHECKING:
@@ -98,9 +99,7 @@ def go(args: argparse.Namespace) -> int:
     if found.is_gateway:
         # Slurm sends SIGTERM to all ranks; the gateway ends when the trainers have ended.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        ours = ["-m", "tangram_hpc"] if sys.argv[0].endswith("__main__.py") else [sys.argv[0]]
-        # the gateway finds the broker by TANGRAM_ACCESS
-        command = [sys.executable, *ours, "gateway"]
+        command = own_command("gateway")  # it finds the broker by TANGRAM_ACCESS
     elif args.launcher == "ray":
         return _run_ray(args, command, found, made)
     elif args.launcher == "torchrun":

@@ -7,6 +7,7 @@ import os
 import sys
 from typing import Any
 
+from ..start_module import own_command
 from .helpers import ids
 
 
@@ -48,8 +49,7 @@ def _without_access_in_argv(args: argparse.Namespace) -> int:
         if value is not None:
             argv.append(f"--{option.replace('_', '-')}={value}")
     env = {**os.environ, "TANGRAM_ACCESS": args.access}
-    ours = ["-m", "tangram_hpc"] if sys.argv[0].endswith("__main__.py") else [sys.argv[0]]
-    os.execve(sys.executable, [sys.executable, *ours, *argv], env)
+    os.execve(sys.executable, own_command(*argv), env)
 
 
 def go(args: argparse.Namespace) -> int:

@@ -24,6 +24,7 @@ from ..app.local import LocalCluster
 from ..config.settings import Config
 from ..errors import TangramError
 from ..resources.cpu import affinity
+from ..start_module import module_command
 from ..storage.journal_segments import read_journals
 from ..transport.mpi.launcher import mpiexec
 from . import conditions
@@ -130,11 +131,10 @@ def warm(cluster: LocalCluster, cpus: int) -> None:
 
 def _launch(plan: DemoPlan, access: Path, out: Path, log: Path, program: str, *more: str
             ) -> subprocess.Popen[bytes]:
-    python = [sys.executable, "-m"]
-    rank = [*python, program, "--problems", str(plan.problems), "--seed",
-            str(plan.seed), "--scale", str(plan.scale), "--out", str(out), *more]
+    rank = module_command(program, "--problems", str(plan.problems), "--seed", str(plan.seed),
+                          "--scale", str(plan.scale), "--out", str(out), *more)
     command = [mpiexec(), "-n", str(TRAINERS), *rank,
-               ":", "-n", "1", *python, "tangram_hpc", "gateway"]
+               ":", "-n", "1", *module_command("tangram_hpc", "gateway")]
     environ = {**os.environ, "TANGRAM_ACCESS": str(access), "TANGRAM_GATEWAY": "1",
                "TANGRAM_WORLD_SIZE": str(TRAINERS + 1)}
     with open(log, "wb") as file:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
 from typing import Any
 
 from ..errors import MissingExtra, how_to_install
 from ..slurm.job_environment import unsized, without_slurm
+from ..start_module import module_command
 from ..transport.mpi.launcher import mpiexec
 from .check import JOB, LOGIN, CheckContext, CheckSpec, Finding, fail, ok, skip, warn
 from .deadline import CommandOutput, run_command, run_step
@@ -33,7 +33,7 @@ def library(context: CheckContext) -> Finding:
 
 
 def _library(context: CheckContext) -> tuple[str, str]:
-    output = run_command([sys.executable, "-m", HELLO, "library"],
+    output = run_command(module_command(HELLO, "library"),
                          without_slurm(context.environ), 15.0)
     lines = _lines(output)
     return (str(lines[0]["library"]), "") if lines else ("", output.last)
@@ -81,7 +81,7 @@ def hello(context: CheckContext) -> Finding:
         launcher = mpiexec()
     except MissingExtra:
         return warn("there is no mpiexec: `tangram demo` cannot start its ranks", _INSTALL)
-    output = run_command([launcher, "-n", "2", sys.executable, "-m", HELLO],
+    output = run_command([launcher, "-n", "2", *module_command(HELLO)],
                          without_slurm(context.environ), _HELLO_S)
     return _finding(output, "mpiexec")
 
@@ -91,7 +91,7 @@ def _through_srun(context: CheckContext, plugin: str) -> tuple[CommandOutput, st
     nodes = min(2, context.place.nodes[0])
     argv = ["--overlap", "--overcommit", "--ntasks=2", f"--nodes={nodes}", "--mem=0",
             "--cpus-per-task=1", "--gres=none", f"--mpi={plugin}", "--kill-on-bad-exit=1",
-            "--input=none", sys.executable, "-m", HELLO]
+            "--input=none", *module_command(HELLO)]
     output = run_step(argv, unsized(context.environ), _HELLO_S)
     return output, f"srun --mpi={plugin} on {nodes} node" + "s" * (nodes > 1)
 

@@ -12,7 +12,6 @@ import json
 import os
 import socket
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any, TypeVar
 
 from ..errors import AccessError, BrokerUnreachable
 from ..slurm.job_environment import unsized
+from ..start_module import module_command
 from ..storage.access import NAME as ACCESS
 from ..storage.access import Access, write_access
 from ..storage.rundir import tangram_home
@@ -166,7 +166,7 @@ def nodes(context: CheckContext) -> Finding:
             write_access(path, Access(_JOB, (to,), key, str(folder)))
             argv = ["--overlap", "--overcommit", *size, "--ntasks-per-node=1",
                     "--cpus-per-task=1", "--mem=0", "--gres=none", "--mpi=none",
-                    "--kill-on-bad-exit=0", "--input=none", sys.executable, "-m", STEP, str(path)]
+                    "--kill-on-bad-exit=0", "--input=none", *module_command(STEP, str(path))]
             before = time.time()
             output = asyncio.run(_served(sock, key, lambda: _step(argv, context, sum(groups)),
                                          certificate))

@@ -25,6 +25,7 @@ from typing import Any
 
 from ..errors import InvalidInput, TangramError
 from ..sandbox.isolation import landlock, visible_paths
+from ..start_module import module_command
 from . import owner_namespace
 from .pull import PullSettings, pull
 
@@ -72,7 +73,7 @@ class PullProcess:
             if self.cancelled:
                 return PullAnswer(error="image: nobody wants it any more")
             self._process = process = subprocess.Popen(
-                [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                module_command(__name__), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE, start_new_session=True)
         assert process.stdin is not None and process.stdout is not None
         assert process.stderr is not None

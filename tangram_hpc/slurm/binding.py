@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..domain.slurm import JobOrder, JobRef, JobView, with_job_comment
 from ..errors import ProtocolError
 from ..ports import SlurmRejected, SlurmTransient
+from ..start_module import module_command
 from .adapter import checked_comment, comment_of, failure, says_over, wanted
 from .child import Child, ChildGone, ChildLate
 from .commands import DEADLINE_S, Commands
@@ -53,18 +53,18 @@ class Pyslurm:
     Args:
         environ: the caller's environment, from which the child's is made.
         deadline_s: how long one call may take, seconds; then the child is killed.
-        argv: the command that starts the child.
+        argv: the command that starts the child, if it is another one.
     """
 
     def __init__(self, environ: Mapping[str, str], deadline_s: float = DEADLINE_S,
-                 argv: Sequence[str] = (sys.executable, "-m", CHILD)) -> None:
+                 argv: Sequence[str] = ()) -> None:
         env = slurm_command_environment(environ)
         package = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 2))
         paths = [p for p in env.get("PYTHONPATH", "").split(os.pathsep) if p]
         self._commands, self._conf = Commands(environ, deadline_s), env.get("SLURM_CONF", "")
         self._submitters = dict(env)
-        self._child = Child(argv, {**env, "PYTHONPATH": os.pathsep.join([*paths, package])},
-                            deadline_s)
+        self._child = Child(argv or module_command(CHILD),
+                            {**env, "PYTHONPATH": os.pathsep.join([*paths, package])}, deadline_s)
         self._answered = False
 
     @property

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import forked_verb
+from helpers import forked_start, forked_verb
 from helpers.cluster_parts import broker_of, cut_link, environ_of, processes_of, workers_of
 
 import tangram_hpc
@@ -46,6 +46,25 @@ def one_line(told: subprocess.CompletedProcess[str], *words: str) -> None:
     assert told.stderr.count("\n") == 1 and told.stderr.startswith("tangram: error: "), told.stderr
     for word in words:
         assert word in told.stderr
+
+
+def test_a_cluster_starts_beside_files_with_names_of_pythons_modules(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions find them, and only functions do."""
+    for name in ("re", "random", "socket", "json", "asyncio"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('the wrong one')")
+    (tmp_path / "grading.py").write_text("def grade(): return 'good'")
+    monkeypatch.chdir(tmp_path)
+
+    def grade() -> Any:
+        import grading  # type: ignore[import-not-found]
+
+        return grading.grade()
+
+    forked_start.uninstall()  # how a start of Python goes is what is tested
+    with LocalCluster(cpus=1, mem_mib=1024, home=tmp_path / "home", http=True) as c:
+        assert c.submit(["echo", "fine"]).result(timeout=60).text == "fine\n"
+        assert c.submit(grade).result(timeout=60) == "good"
 
 
 # ---- submit ------------------------------------------------------------------------------------

@@ -40,6 +40,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tangram_hpc.start_module import module_command
+
 from . import kept_probe
 from .surroundings import surroundings
 
@@ -164,7 +166,8 @@ def _wanted(args: Any) -> tuple[bool, list[str], list[str]] | None:
     words = [word if isinstance(word, Script) else os.fsdecode(word) for word in args]
     if words[:1] == [sys.executable] and isinstance(words[1] if words[1:] else None, Script):
         return True, words, [os.path.abspath(words[1]), *words[2:]]
-    for start, program in (([sys.executable, "-m", "tangram_hpc"], _MAIN), ([_TANGRAM], _TANGRAM)):
+    for start, program in (([sys.executable, "-m", "tangram_hpc"], _MAIN),
+                           (module_command("tangram_hpc"), _MAIN), ([_TANGRAM], _TANGRAM)):
         if words[:len(start)] == start:
             return False, words, [program, *words[len(start):]]
     return None

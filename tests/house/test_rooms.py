@@ -25,9 +25,8 @@ ADAPTERS = ["resources", "slurm", "sandbox", "images", "storage", "transport", "
 # Left to right. The rooms of one tuple may not see each other; a list is an order of its own in one
 # place of the tuple. A room is named by its path; the longest name that fits is a file's room.
 ORDER: list[tuple[str | list[str], ...]] = [
-    ("version",), ("errors",), ("atomic_file",), ("stale_socket",), ("private_folder",),
-    ("unawaited",), ("domain",),
-    ("scheduler", "accounting"),
+    ("version",), ("start_module",), ("errors",), ("atomic_file",), ("stale_socket",),
+    ("private_folder",), ("unawaited",), ("domain",), ("scheduler", "accounting"),
     ("libra/planner", "libra/hybrid"), ("protocol", "config"), ("ports",),
     ("broker", "worker", "gateway", "client", ADAPTERS),
     ("simulator", "doctor", "accounting/books"), ("libra/simulation", "report", "export"), ("app",),

@@ -12,7 +12,6 @@ import asyncio
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Protocol
@@ -54,6 +53,7 @@ from ...protocol.process_frames import (
 )
 from ...resources import process_tree
 from ...resources.cpu.enforce import Group
+from ...start_module import module_command
 from .. import environment
 from ..files import scratch
 from .payload_cache import FUNCTIONS_MAX
@@ -343,8 +343,7 @@ class ForkServerClient:
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with there:
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "tangram_hpc.sandbox.process.fork_server",
-                 str(there.fileno())],
+                module_command("tangram_hpc.sandbox.process.fork_server", str(there.fileno())),
                 pass_fds=(there.fileno(),),
                 env=environment.for_child_processes(os.environ),
                 stdin=subprocess.DEVNULL,

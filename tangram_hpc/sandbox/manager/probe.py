@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ...resources import process_tree
+from ...start_module import module_command
 from .. import user_namespace
 from ..files import scratch
 from ..isolation import image_root, join, seccomp
@@ -79,8 +80,8 @@ def examine(runtime: Runtime, image: str, read: Sequence[str], seconds: float, f
         return RuntimeReport(reason)
     if runtime.needs_image and not image:
         return RuntimeReport(f"{runtime.name} needs an image, and none was named to try it with")
-    argv = [sys.executable, "-m", __name__, str(os.getpid()), runtime.name, image, str(seconds),
-            folder, *read]
+    argv = module_command(__name__, str(os.getpid()), runtime.name, image, str(seconds), folder,
+                          *read)
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=seconds + 5,
                               stdin=subprocess.DEVNULL)

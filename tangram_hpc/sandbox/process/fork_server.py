@@ -269,17 +269,27 @@ class ForkServer:
             os.rmdir(os.path.dirname(self._root))
 
 
+def _directory() -> list[str]:
+    """Where users' functions find modules first: in the worker's directory, as after `python -m`.
+    """
+    with suppress(OSError):  # it may have been removed
+        return [] if getattr(sys.flags, "safe_path", False) else [os.getcwd()]
+    return []
+
+
 def _live(control: socket.socket, modes: int, highest: int, home: str, kind: str, parent: int
           ) -> None:
     """The whole life of an execution process; never returns."""
     status = 70
     try:
+        beside = _directory()
         control = become(control, modes, highest, home, kind, parent)
         if kind == INIT:
             Init(control, home).serve()
         else:
             from . import runner  # cloudpickle is for runners only
 
+            sys.path[:0] = beside
             runner.serve(control, home)
         status = 0
     except SystemExit:
@@ -293,8 +303,8 @@ def _live(control: socket.socket, modes: int, highest: int, home: str, kind: str
 
 
 def main() -> None:
-    """Runs `python -m tangram_hpc.sandbox.process.fork_server FD`. The worker first sends the root
-    directory: code in a sandbox could read an argument.
+    """The fork server's whole life; its argument is the number of its socket. The worker first
+    sends the root directory: code in a sandbox could read an argument.
     """
     guard("tangram-forksrv", signal.SIGTERM)
     worker = socket.socket(fileno=int(sys.argv[1]))

@@ -17,7 +17,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -34,6 +33,7 @@ from ...ports import (
 )
 from ...protocol import service_frames as frames
 from ...sandbox import environment
+from ...start_module import module_command
 
 RUNNER = "tangram_hpc.services.torch.torch_runner"
 _CLOSE_S = 10.0  # seconds that the runner may take to exit after the order; then it is killed
@@ -152,7 +152,7 @@ class ProcessBackend:
             os.makedirs(self._place.scratch, mode=0o700, exist_ok=True)
             self._log = tempfile.TemporaryFile(dir=self._place.scratch)  # noqa: SIM115 - nameless
             self._process = subprocess.Popen(
-                [sys.executable, "-m", RUNNER, str(there.fileno()), str(os.getpid())],
+                module_command(RUNNER, str(there.fileno()), str(os.getpid())),
                 env=_environment(self._place), cwd=self._place.scratch, stdin=subprocess.DEVNULL,
                 stdout=self._log, stderr=self._log, pass_fds=[there.fileno()],
                 start_new_session=True)

@@ -126,7 +126,7 @@ def start_watchdog(pid: int, rank: int, timeout_s: float, remedy: str,
     arguments = [str(pid), str(timeout_s + (_LATER_S if rank else 0)), str(int(rank == 0)), hung,
                  died, MPICH_FILES, *step]
     try:
-        child = subprocess.Popen([sys.executable, "-S", "-E", "-c", _WATCH, *arguments],
+        child = subprocess.Popen([sys.executable, "-I", "-S", "-c", _WATCH, *arguments],
                                  stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     except OSError:  # no interpreter was found: go on without a watchdog
         yield
@@ -166,7 +166,7 @@ def continue_if_stopped(pid: int, stopped_s: float, may_kill: bool) -> Callable[
     arguments = [str(pid), str(max(1, round(stopped_s))), stopped, hung]
     sign = b"k" if may_kill else b"!"
     try:
-        child = subprocess.Popen([sys.executable, "-S", "-E", "-c", _WATCH_STOPPED, *arguments],
+        child = subprocess.Popen([sys.executable, "-I", "-S", "-c", _WATCH_STOPPED, *arguments],
                                  stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     except OSError:  # no interpreter was found: go on without a watchdog
         return lambda: None
