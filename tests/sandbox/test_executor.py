@@ -61,6 +61,17 @@ def test_a_program_that_cannot_start_fails_with_127_or_126_as_in_a_shell(rig: Ri
     assert outcome.state is ActionState.FAILED and "ValueReturn" in outcome.reason
 
 
+def test_a_relative_folder_in_path_begins_where_the_command_runs(rig: Rig) -> None:
+    rig.open()
+    rig.shell("mkdir -p bin d/bin; printf '#!/bin/sh\necho of d' >d/bin/p; printf 'x' >bin/q; "
+              "chmod +x d/bin/p bin/q", session=1)
+    inside = {"session": 1, "cwd": "d", "env": {"PATH": "bin:/usr/bin:/bin"}}
+    outcome, back = rig.exec("p", **inside)
+    assert (outcome.exit_code, back.stdout) == (0, b"of d\n"), outcome
+    outcome, _ = rig.exec("q", **inside)
+    assert (outcome.exit_code, outcome.reason) == (127, "argv: no program 'q' in PATH")
+
+
 def test_a_script_without_an_interpreter_line_runs_in_a_shell(rig: Rig) -> None:
     _, back = rig.shell("printf 'echo $1' >s; chmod +x s; env -i PATH=$PATH; exec 3>&-; ./s hi")
     rig.open()

@@ -178,7 +178,8 @@ class Command:
         if bool(call.shell) == bool(call.argv):
             raise Unstartable(126, "argv or shell: exactly one of them must be set")
         env = self._environment(grants)
-        return argv, "/bin/sh" if call.shell else find_program(argv[0], env), env
+        return argv, "/bin/sh" if call.shell else find_program(
+            argv[0], env, call.cwd), env
 
     def _environment(self, grants: Grants) -> dict[str, str]:
         call, run = self.call, self.run
@@ -330,18 +331,23 @@ def _name(number: int) -> str:
         return f"signal {number}"
 
 
-def find_program(name: str, env: dict[str, str]) -> str:
-    """The path of a program, searched in the command's own PATH."""
+def find_program(name: str, env: dict[str, str], cwd: str = "") -> str:
+    """The path of a program, searched in the command's own PATH. Relative folders in PATH, and the
+    path that is returned for them, begin at `cwd`, where the command will run.
+    """
     if "\0" in name or "\0" in env.get("PATH", ""):
         raise Unstartable(126, "argv or env: embedded null byte")
+    if "\0" in cwd:
+        raise Unstartable(126, f"cwd: {cwd}: embedded null byte")
     if "/" in name:
         return name
     denied = False
     for folder in env.get("PATH", DEFAULT_PATH).split(":") if name else ():
         path = f"{folder or '.'}/{name}"
-        if os.access(path, os.X_OK) and os.path.isfile(path):
+        there = os.path.join(cwd, path)
+        if os.access(there, os.X_OK) and os.path.isfile(there):
             return path
-        denied = denied or os.path.isfile(path)
+        denied = denied or os.path.isfile(there)
     if denied:
         raise Unstartable(126, f"argv: cannot run {name!r}: Permission denied")
     raise Unstartable(127, f"argv: no program {name!r} in PATH")
