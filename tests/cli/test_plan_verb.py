@@ -362,6 +362,7 @@ def test_plan_costs_can_come_from_a_command(run: Run, tmp_path: Path) -> None:
     ("import json, sys; n = len(json.load(sys.stdin)['layouts']);"
      "print(json.dumps({'seconds': [1] * n, 'mem_bytes': 5}))", "mem_bytes: one whole number"),
     ("import time; time.sleep(60)", "no answer within 0.5 s"),
+    ("while True: print('y' * 65536)", "it prints more than 64 MiB"),
 ])
 def test_a_failing_cost_command_is_an_error_or_falls_back_to_the_model(
         run: Run, tmp_path: Path, program: str, told: str) -> None:

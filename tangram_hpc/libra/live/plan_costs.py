@@ -19,7 +19,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import selectors
 import subprocess
+import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -30,6 +34,8 @@ from ..planner.lengths import Ints, Strata
 from ..planner.shapes import NEVER, SECOND, Layout, Prices
 
 FORMAT = "tangram-costs/1"
+_SAID_MAX = 64 << 20  # bytes that are read of a program, which may print without end
+_TAIL = 4096  # bytes of stderr that are kept
 
 
 class CostsFailed(TangramError):
@@ -105,24 +111,56 @@ class CommandCosts:
         whole = {"format": FORMAT, "model": asdict(self.model),
                  "hardware": asdict(self.hardware), **question}
         try:
-            told = subprocess.run(self._command, input=json.dumps(whole), capture_output=True,
-                                  text=True, timeout=self._timeout_s, check=False)
+            with tempfile.TemporaryFile() as stdin:
+                stdin.write(json.dumps(whole).encode())
+                stdin.seek(0)
+                program = subprocess.Popen(self._command, stdin=stdin, stdout=subprocess.PIPE,
+                                           stderr=subprocess.PIPE)
         except OSError as error:
             raise self._wrong(f"it cannot be started ({error.strerror})") from None
-        except subprocess.TimeoutExpired:
-            raise self._wrong(f"no answer within {self._timeout_s:g} s") from None
+        out, err = self._said(program)
+        if program.returncode:
+            last = (err.decode(errors="replace").strip().splitlines() or ["nothing on stderr"])[-1]
+            raise self._wrong(f"exit status {program.returncode}: {last[:200]}")
+        try:
+            answer = json.loads(out)
         except UnicodeDecodeError:
             raise self._wrong("its answer is not text") from None
-        if told.returncode:
-            last = (told.stderr.strip().splitlines() or ["nothing on stderr"])[-1]
-            raise self._wrong(f"exit status {told.returncode}: {last[:200]}")
-        try:
-            answer = json.loads(told.stdout)
         except ValueError:
             raise self._wrong("its answer is not JSON") from None
         if not isinstance(answer, dict):
             raise self._wrong("its answer is not a JSON object")
         return answer
+
+    def _said(self, program: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+        """Waits for the program's end; returns what it printed, and the end of its stderr."""
+        assert program.stdout is not None and program.stderr is not None
+        deadline, out, err, size = time.monotonic() + self._timeout_s, bytearray(), b"", 0
+        with program, selectors.DefaultSelector() as pipes:
+            try:
+                pipes.register(program.stdout, selectors.EVENT_READ)
+                pipes.register(program.stderr, selectors.EVENT_READ)
+                while pipes.get_map():
+                    left = deadline - time.monotonic()
+                    ready = pipes.select(left) if left > 0 else []
+                    if not ready or size > _SAID_MAX:
+                        raise self._wrong(f"it prints more than {_SAID_MAX >> 20} MiB" if ready else
+                                          f"no answer within {self._timeout_s:g} s")
+                    for key, _ in ready:
+                        data = os.read(key.fd, 1 << 16)
+                        size += len(data)
+                        if not data:
+                            pipes.unregister(key.fileobj)
+                        elif key.fileobj is program.stdout:
+                            out += data
+                        else:
+                            err = (err + data)[-_TAIL:]
+                program.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise self._wrong(f"no answer within {self._timeout_s:g} s") from None
+            finally:
+                program.kill()
+        return bytes(out), err
 
     def _times(self, told: dict[str, Any], count: int, factor: float) -> list[int]:
         seconds = told.get("seconds")
