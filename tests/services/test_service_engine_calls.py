@@ -3,6 +3,7 @@ are computed from the fakes' own tokens."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from typing import Any
 
@@ -16,6 +17,12 @@ from tangram_hpc.ports import ServiceDied, ServicePlace, ServiceRefused, Service
 from tangram_hpc.protocol.value import encode_value
 from tangram_hpc.services.http.engines import make_engine
 from tangram_hpc.services.http.sglang import MARK
+from tangram_hpc.services.http.web import Web
+
+HUGE = 10**400  # no float holds it
+DEEP: Any = []
+for _ in range(900):
+    DEEP = [DEEP]
 
 
 def following(prompt: str | list[int], completion: str | list[int]) -> list[float]:
@@ -216,6 +223,44 @@ def test_a_server_without_a_list_of_models_is_refused(models: Any) -> None:
             await backend.close()
 
         run(life)
+
+
+@pytest.mark.parametrize(("kind", "method", "said"), [
+    ("vllm", "score", {"data": [{"index": 0, "probs": [DEEP]}]}), ("sglang", "score", [
+        {"embedding": [DEEP]}]),
+    ("vllm", "logprobs", {"choices": [{"index": 0, "prompt_logprobs": [
+        None, {"7": {"logprob": HUGE}}]}]}),
+    ("sglang", "logprobs", [{"meta_info": {"input_token_logprobs": [[HUGE, 7, ""]]}}])])
+def test_an_answer_that_is_no_number_fails_its_call_alone(kind: str, method: str, said: Any
+                                                          ) -> None:
+    """Any other exception would end the worker."""
+    asked = {"texts": ["a"]} if method == "score" else {"prompts": [[5]], "completions": [[7]]}
+    with engine_factory(kind) as (backend, control):
+        async def life() -> None:
+            await backend.load()
+            await backend.wake((0,))
+            control.answer = lambda path, query, body: (200, said)
+            [reply] = await backend.call([ask(method, **asked)])
+            assert "its answer has no fitting" in reply.error
+
+        run(life)
+
+
+@pytest.mark.parametrize("charset", ["utf-16", "idna", "base64"])
+def test_the_charset_that_a_server_names_breaks_nothing(charset: str) -> None:
+    async def life() -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Type: "
+                         b"application/json; charset=%s\r\n\r\n{}" % charset.encode())
+            writer.close()
+
+        async with await asyncio.start_server(answer, "127.0.0.1") as server:
+            web = Web(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "", 10.0)
+            assert (await web.get("/health")).json() == {}
+            await web.close()
+
+    run(life)
 
 
 def test_older_sglang_paths_work_and_the_weight_version_is_restored() -> None:

@@ -312,6 +312,12 @@ class ModelEngine(HttpEngine):
         return InvalidCall(f"{self._web.where}{path}: its answer has no fitting {lacks!r}")
 
 
+def are_scores(found: Any) -> bool:
+    """Returns whether this part of an answer is a list of numbers that is not empty."""
+    return isinstance(found, list) and bool(found) and all(
+        isinstance(score, int | float) for score in found)
+
+
 async def parking(work: Callable[[], EngineWork[T]]) -> T:
     """Does work that parks the server. A server that answers that it is out of memory counts as
     dead, as does any other that cannot be parked: no room that others make would help it.

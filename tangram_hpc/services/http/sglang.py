@@ -20,7 +20,7 @@ from typing import Any
 
 from ...config.services import SglangService
 from ...ports import ServiceDied, ServiceRefused
-from .engine import ModelEngine
+from .engine import ModelEngine, are_scores
 from .engine_request import GenerateRequest, InvalidCall, ScoreRequest, Text
 from .web import Web
 
@@ -115,7 +115,7 @@ class SglangEngine(ModelEngine):
     async def _score(self, call: ScoreRequest) -> list[Any]:
         rows = self._rows("/classify", await self._post_json("/classify", _input(call.texts)),
                           len(call.texts))
-        if not all(isinstance(row.get("embedding"), list) and row["embedding"] for row in rows):
+        if not all(are_scores(row.get("embedding")) for row in rows):
             raise self._malformed("/classify", "embedding")
         return [row["embedding"][0] if len(row["embedding"]) == 1 else row["embedding"]
                 for row in rows]
@@ -159,7 +159,7 @@ class SglangEngine(ModelEngine):
             if [at[1] for at in last] != completion:
                 raise ValueError
             return [None if at[0] is None else float(at[0]) for at in last]
-        except (TypeError, KeyError, ValueError, IndexError):
+        except (TypeError, KeyError, ValueError, IndexError, OverflowError):
             raise self._malformed("/generate", "input_token_logprobs") from None
 
     def _rows(self, path: str, reply: Any, wanted: int) -> list[dict[str, Any]]:

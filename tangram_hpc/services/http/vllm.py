@@ -17,7 +17,7 @@ from typing import Any
 
 from ...config.services import VllmService
 from ...ports import OutOfDeviceMemory, ServiceDied, ServiceRefused
-from .engine import ModelEngine, parking
+from .engine import ModelEngine, are_scores, parking
 from .engine_request import GenerateRequest, ScoreRequest
 from .web import Web
 
@@ -109,7 +109,7 @@ class VllmEngine(ModelEngine):
         reply = await self._post_json("/classify", self._with_model(
             {"input": call.texts, "use_activation": False, "activation": False}))
         rows = self._rows("/classify", reply, "data", len(call.texts))
-        if not all(isinstance(row.get("probs"), list) and row["probs"] for row in rows):
+        if not all(are_scores(row.get("probs")) for row in rows):
             raise self._malformed("/classify", "probs")
         return [row["probs"][0] if len(row["probs"]) == 1 else row["probs"] for row in rows]
 
@@ -145,7 +145,7 @@ class VllmEngine(ModelEngine):
             last = found[len(found) - len(completion):]
             return [None if at is None else float(at[str(token)]["logprob"])
                     for at, token in zip(last, completion, strict=True)]
-        except (TypeError, KeyError, ValueError):
+        except (TypeError, KeyError, ValueError, OverflowError):
             raise self._malformed("/v1/completions", "prompt_logprobs") from None
 
     def _rows(self, path: str, reply: Any, field: str, wanted: int) -> list[dict[str, Any]]:

@@ -133,7 +133,7 @@ class Web:
                     headers={} if content is None else {"Content-Type": "application/json"}
                     ) as answer:
                 # httpx itself bounds the wait for each part of the body, not that for all of it
-                await asyncio.wait_for(answer.aread(), self.timeout_s)
+                body = await asyncio.wait_for(answer.aread(), self.timeout_s)
         except self._slow:
             raise ServiceDied(f"{self.where}{path} did not answer within {self.timeout_s:g} s"
                               ) from None
@@ -141,7 +141,7 @@ class Web:
             why = " ".join(str(error).split()) or type(error).__name__
             raise ServiceDied(f"{self.where} cannot be reached: {self._clean(why)[:_CUT]}"
                               ) from None
-        return HttpResponse(answer.status_code, self._clean(answer.text))
+        return HttpResponse(answer.status_code, self._clean(body.decode(errors="replace")))
 
     def _clean(self, text: str) -> str:
         return text.replace(self._token, "***") if self._token else text
