@@ -232,6 +232,8 @@ class LocalCluster:
         path = self.folder / f"{part}.log"
         said = path.read_text(errors="replace").strip().rpartition("\n")[2]
         said = said.removeprefix("tangram: ").removeprefix("error: ")
+        if not said and not os.statvfs(self.folder).f_bavail:
+            said = "its file system is full; make room, or set TANGRAM_HOME to another folder"
         return f"{said or 'it said nothing'} ({path})"
 
     def _await_workers(self) -> None:

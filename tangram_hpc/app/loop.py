@@ -40,7 +40,8 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def die_on_broken_law(loop: asyncio.AbstractEventLoop, who: str,
-                      last_words: Callable[[str], None] = lambda why: None) -> None:
+                      last_words: Callable[[str], None] = lambda why: None,
+                      where: str = "TANGRAM_HOME or scratch") -> None:
     """Ends the process at once on an exception that nobody expected.
 
     Going on with a state that broke an invariant could lose or repeat actions; the journal has all
@@ -52,12 +53,13 @@ def die_on_broken_law(loop: asyncio.AbstractEventLoop, who: str,
         who: `broker` or `worker`, for the message.
         last_words: tells others why this process ends, if its disk is full or fails. Another start
             would end in the same way, so nobody should wait for one.
+        where: the folders in which the process writes, for the message.
     """
 
     def die(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if isinstance(error, OSError) and error.errno in _DISK:
-            why = (f"{error.strerror} where it writes (TANGRAM_HOME or scratch); make room and "
+            why = (f"{error.strerror} where it writes ({where}); make room and "
                    "start the job again: its journal has what was promised")
             last_words(why)
             with contextlib.suppress(OSError):  # the log may be on the same disk

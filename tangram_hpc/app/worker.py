@@ -46,7 +46,7 @@ from ..services.backend_registry import make_backend
 from ..services.processes.service_executor import ServiceExecutor
 from ..slurm.job_environment import SlurmPlace, slurm_place
 from ..storage.output_log import NodeOutputLog
-from ..storage.rundir import make_scratch
+from ..storage.rundir import make_scratch, tangram_home
 from ..storage.spill_files import FolderSpillFiles
 from ..storage.store import FolderStore
 from ..transport.socket.asyncsock import SocketLink
@@ -337,6 +337,8 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     enforce.sweep()  # what workers that were killed here left; `make_scratch` does so for its own
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # until the folder's removal is certain
     scratch = make_scratch(environ, config.scratch, "worker")
+    die_on_broken_law(loop, "worker", where=f"TANGRAM_HOME {tangram_home(environ)}, or scratch "
+                                            f"{scratch.parent}")
     ended: asyncio.Future[str] = loop.create_future()
     lent, told = _Lent(scratch), 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,15 @@ def test_a_shell_keeps_its_state_and_no_command_breaks_it(
     assert rig.told("echo $A; echo $TANGRAM_CPUS") == b"1\n1\n"
     assert rig.told('[ -e "/dev/fd/253" ] || [ -e /dev/fd/9 ] || ls /proc/self/fd | wc -w') in (
         b"4\n", b"5\n")  # 0 1 2 and what ls opens: neither script nor control pipe
+
+
+def test_a_low_limit_of_open_files_is_told_with_the_remedy(make: Any) -> None:
+    rig = make("process")
+    process = rig.executor._sessions.get(rig.session).process
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (64, 64))
+    assert "bash needs a limit of 254 open files, and the worker has 64" in rig.start(
+        program="bash").reason
+    assert rig.start(program="sh").state is ActionState.COMPLETED
 
 
 @BOTH

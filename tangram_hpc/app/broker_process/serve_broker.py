@@ -44,6 +44,7 @@ from ...storage.cmlfq_file import TreeFiles
 from ...storage.folder_lock import FolderLock
 from ...storage.journal import FileJournal
 from ...storage.journal_segments import begin_next
+from ...storage.rundir import tangram_home
 from ...storage.secrets_file import NAME as SECRETS
 from ...storage.spill_files import FolderSpillFiles
 from ...storage.spool import FileSpool
@@ -116,7 +117,8 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
                     plan.scripts, TreeFiles(plan.job), files.spill,
                     _sweeper(loop, settings.store, ended), files.checkpoints.look)
     sockets = BrokerSockets(broker, config, environ, plan.lifeline >= 0, plan.scripts is not None)
-    die_on_broken_law(loop, "broker", lambda why: _say_last(why, broker, sockets))
+    die_on_broken_law(loop, "broker", lambda why: _say_last(why, broker, sockets),
+                      f"TANGRAM_HOME {tangram_home(environ)}")
     try:
         broker.start()
     except InvalidInput:  # a rollout pool of the settings file is wrong

@@ -30,6 +30,7 @@ terminals to itself, as it does in a script.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from contextlib import suppress
@@ -109,6 +110,11 @@ class ShellProcess:
         """
         ends: list[int] = []
         self.identity = identity
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if self._fd >= most:
+            raise Unstartable(126, f"shell: bash needs a limit of {self._fd + 1} open files, and "
+                              f"the worker has {most}; start the worker with `ulimit -n 1024`, or "
+                              "say program=\"sh\"")
         try:
             if call.size != (0, 0):
                 self.terminal = Terminal(call.size, call.echo)
