@@ -165,8 +165,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:2] == ["sim", "rl"]:
         arguments[:2] = ["sim-rl"]
-    args = _parser_for(arguments).parse_args(arguments)
     try:
+        args = _parser_for(arguments).parse_args(arguments)
         with _config_file(args.config):
             status: int = args.go(args)
         sys.stdout.flush()

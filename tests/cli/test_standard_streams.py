@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tangram_hpc import cli
 
 
 def config(redirected: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -48,3 +51,13 @@ def test_a_verb_needs_no_standard_streams(closed: str) -> None:
 def test_an_error_does_not_go_to_stdout_for_want_of_stderr() -> None:
     told = config("--config /none 2>&-")
     assert (told.returncode, told.stdout) == (2, "")
+
+
+def test_an_interrupt_while_a_verb_is_imported_ends_the_command_in_silence(
+        monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    def interrupted(name: str, package: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.importlib, "import_module", interrupted)
+    assert cli.main(["acct"]) == 128 + signal.SIGINT
+    assert capfd.readouterr() == ("", "")
