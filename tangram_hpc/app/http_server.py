@@ -6,6 +6,7 @@ import json
 import os
 import select
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ class HttpServer:
     """A running `tangram serve http`.
 
     Args:
-        program: the command that starts `tangram`.
+        program: the arguments of the interpreter that start `tangram`.
         environ: the environment of the cluster's processes.
         access: the cluster's access file.
         lifeline: the reading end of the pipe whose end ends the cluster's processes.
@@ -36,7 +37,7 @@ class HttpServer:
                  lifeline: int, log: Path) -> None:
         with open(log, "ab") as errors:
             self._process = subprocess.Popen(
-                [*program, "serve", "http", "--lifeline", str(lifeline)],
+                [sys.executable, *program, "serve", "http", "--lifeline", str(lifeline)],
                 env={**environ, "TANGRAM_ACCESS": str(access)}, stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
                 pass_fds=[lifeline])

@@ -74,8 +74,8 @@ class LocalCluster:
             print(cluster.submit(["uname", "-a"]).result().text)
     """
 
-    # tests and benches may start others
-    _program: Sequence[str] = tuple(module_command("tangram_hpc"))
+    # the arguments of the interpreter; tests and benches may start others
+    _program: Sequence[str] = tuple(module_command("tangram_hpc")[1:])
 
     def __init__(self, cpus: int | None = None, *, mem_mib: int | None = None,
                  placer: str = "elastic", workers: int = 1, home: str | Path | None = None,
@@ -344,7 +344,8 @@ class LocalCluster:
     def _spawn(self, *words: str, access: Path | None = None) -> subprocess.Popen[bytes]:
         """Starts a part. `access` travels in the environment, because every process of this machine
         may read an argv."""
-        command = [*self._program, *words, "--lifeline", str(self._lifeline_read)]
+        command: Sequence[str] = [sys.executable, *self._program, *words,
+                                  "--lifeline", str(self._lifeline_read)]
         try:
             make_own_dir(self._environ, self.folder)
         except OSError as error:

@@ -72,9 +72,9 @@ class UsersCluster(LocalCluster):
     """A cluster whose worker offers `process` to untrusted code also when it is root; see
     `as_an_ordinary_user`."""
 
-    _program = (sys.executable, "-c", "import sys; from tangram_hpc.cli import main; "
-                "from tangram_hpc.sandbox.manager import backends; "
-                "backends.is_root = lambda: False; sys.exit(main())")
+    _program = ("-c", "import sys; from tangram_hpc.sandbox.manager import backends; "
+                "backends.is_root = lambda: False; from tangram_hpc.cli import main; "
+                "sys.exit(main())")
 
 
 @dataclass
