@@ -19,6 +19,7 @@ import random
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -173,7 +174,9 @@ class ClientThread:
         if seen.kind == "function":
             return self._client.submit(noted, effects, seen.name, once=once)
         if seen.kind == "call":
-            service = self._rng.choice(self._order.services)
+            # a name that is submitted again must be the same work
+            services = self._order.services
+            service = services[zlib.crc32(seen.name.encode()) % len(services)]
             return self._client.call(service, "note", once=once, effect=seen.name)
         line = f"echo {seen.name} >> {effects}; echo {seen.name} $$"
         if session is not None:
