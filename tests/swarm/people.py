@@ -76,8 +76,10 @@ def _submit(job: Job, client: ClientProcess) -> None:
     kind = rng.choice((Kind.EXEC, Kind.EXEC, Kind.FUNCTION, Kind.CALL))
     sessions = _open_sessions(client)
     if kind is Kind.CALL:
-        client.submit(kind, token, 1, retries, key=f"service:{rng.choice('st')}",
-                      once=_name(job, kind) if rng.random() < 0.2 else "")
+        service, once = rng.choice("st"), _name(job, kind) if rng.random() < 0.2 else ""
+        if once:  # a name is of one service's call
+            service = "st"[int(once.removeprefix(kind.value)) % 2]
+        client.submit(kind, token, 1, retries, key=f"service:{service}", once=once)
     elif sessions and rng.random() < 0.5:
         client.submit(kind, token, cpus, retries, session=rng.choice(sessions))
     else:
