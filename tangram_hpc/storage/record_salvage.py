@@ -4,8 +4,9 @@ A broker that starts never reads behind damage (`record_file.py`). A repair may,
 certain where a record begins and that its content is as it was written:
 
 - One flipped bit is set right. In a header, three things must then agree: the header's checksum,
-  that of the body, and the end. In a body of at most `BODY_MAX` bytes the checksum says which bit
-  it was; damage of several bits is taken for one bit with a chance below 1 in 30 000.
+  that of the body, and the end; or else the file ends within the record, which is torn. In a body
+  of at most `BODY_MAX` bytes the checksum says which bit it was; damage of several bits is taken
+  for one bit with a chance below 1 in 30 000.
 - Behind a record whose header is right, the next record begins where the length says.
 - Behind any other damage, records are believed only if they follow each other without a gap to the
   very end of the file. A payload may itself contain what looks like records, but is then followed
@@ -43,7 +44,8 @@ class Salvage:
 
     Attributes:
         records: Offset and body of each record, in the order of the file.
-        corrected: Offsets of those records in which one flipped bit was set right.
+        corrected: Offsets of those records in which one flipped bit was set right, and of a torn
+            one whose header had a flipped bit.
         holes: Offset and size of each part that cannot be read, bytes.
         torn: Size of the torn end, bytes.
     """
@@ -80,8 +82,11 @@ def salvage(data: Buffer, start: int, examine: Look = look) -> Salvage:
             continue
         right = (_corrected if examine is look else _corrected_unguarded)(view, at)
         if right is not None:
-            result.records.append((at, right[0]))
             result.corrected.append(at)
+            if right[1] > len(view):
+                result.torn = len(view) - at
+                break
+            result.records.append((at, right[0]))
             at = right[1]
             continue
         if found is not Found.BAD_BODY or examine is look_unguarded:
@@ -92,7 +97,9 @@ def salvage(data: Buffer, start: int, examine: Look = look) -> Salvage:
 
 
 def _corrected(view: memoryview, at: int) -> tuple[Buffer, int] | None:
-    """Returns the body of a record with one flipped bit, and the offset behind the record."""
+    """Returns the body of a record with one flipped bit, and the offset behind the record. This is
+    behind the end of the file if the record is torn, too.
+    """
     head = bytes(view[at : at + HEAD])
     if len(head) < HEAD:
         return None
@@ -103,6 +110,8 @@ def _corrected(view: memoryview, at: int) -> tuple[Buffer, int] | None:
                 size = int.from_bytes(right[:4], "little")
                 rest = bytes(view[at + HEAD : at + HEAD + size + 1])
                 found, body, end = look(memoryview(right + rest), 0)
+                if found is Found.TORN:
+                    return body, len(view) + 1
                 return (body, at + end) if found is Found.WHOLE else None
         return None
     size, crc = int.from_bytes(head[:4], "little"), int.from_bytes(head[4:8], "little")

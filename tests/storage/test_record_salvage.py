@@ -49,6 +49,15 @@ def test_behind_two_spoiled_headers_only_what_leads_to_the_end_counts() -> None:
     assert found(data) == BODIES[:2] + BODIES[6:]
 
 
+def test_a_torn_record_is_torn_although_a_bit_of_its_header_is_wrong() -> None:
+    at = len(framed(b"first"))
+    data = framed(b"first") + framed(b"torn in the middle")[:HEAD + 5]
+    for bit in range(8 * HEAD):
+        result = salvage(flip(data, 8 * at + bit), 0)
+        assert [bytes(body) for _, body in result.records] == [b"first"]
+        assert (result.torn, result.holes, result.damaged_at) == (HEAD + 5, [], at)
+
+
 def test_only_one_bit_is_ever_set_right() -> None:
     """Two flipped bits in a body, and one in a body that is too large to be certain."""
     data = b"".join(map(framed, BODIES))

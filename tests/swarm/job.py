@@ -78,6 +78,7 @@ class Job(World):
         self.slurm = PlayedSlurm(self)
         self.laws = Laws(self, round(END_MARGIN_S * S))
         self.counter, self._names = itertools.count(1), itertools.count(1)
+        self.worker_uids = itertools.count()
         self.restarts, self.last_sign = 0, 0
         self.restarted_for_good = False
         self.brokers: list[BrokerProcess] = []

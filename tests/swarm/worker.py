@@ -7,7 +7,6 @@ keep to the node's units, sessions and order.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 _PAUSE_S, _PAUSE_MAX_S = 0.05, 1.0  # between two attempts to reach a broker, as `BrokerRedial`
 MEM_MIB = 4096
 JOB = "7"
-_number = itertools.count()
 
 
 @dataclass
@@ -264,7 +262,8 @@ class WorkerProcess(Process):
         except BrokerUnreachable:
             return self.after(0.5, self._join)
         self.driver = WorkerDriver(JOB, self.spec, self.wire.at_peer, self, self._make,
-                                   self._ended, BUSY_GAP_S, f"{self.name}.{next(_number)}")
+                                   self._ended, BUSY_GAP_S,
+                                   f"{self.name}.{next(self.world.worker_uids)}")
         self._listen(self.driver)
         self.driver.start()
 
