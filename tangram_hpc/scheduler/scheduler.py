@@ -186,10 +186,10 @@ class Scheduler:
         a closed rollout service; the end of a slice of background processes; and the times at which
         the placer or the rules for allocations want to be called again.
         """
-        ledger = self.ledger
-        dues = (_place_due(self.state), next_given_up(ledger), next_expiry(ledger), ledger.next_end,
-                self.state.elastic.due_at(ledger), next_retry(ledger),
-                next_slice_end(ledger, self.state.slices_at))
+        ledger, planned_at = self.ledger, self.state.planned_at
+        dues = (_place_due(self.state), next_given_up(ledger), next_expiry(ledger, planned_at),
+                ledger.next_end, self.state.elastic.due_at(ledger), next_retry(ledger),
+                next_slice_end(ledger, planned_at))
         return min(filter(None, dues), default=0)
 
 
@@ -198,7 +198,7 @@ def _follow_up(state: SchedulerState, now: int) -> list[ev.Event]:
     others, and requests or returns of allocations.
     """
     ledger = state.ledger
-    state.slices_at = now
+    state.planned_at = now
     if ledger.background and (events := slices_over(ledger, now)):
         return events
     events = prefetch(ledger, now) if ledger.short else []

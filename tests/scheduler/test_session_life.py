@@ -15,6 +15,7 @@ from tangram_hpc.domain.ids import client_of
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.domain.states import ActionState, SessionState
 from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
+from tangram_hpc.scheduler.policy import session_life
 from tangram_hpc.scheduler.policy.admission import refusal_of_session
 from tangram_hpc.scheduler.scheduler import Scheduler
 
@@ -160,6 +161,24 @@ def test_after_the_grace_of_a_lost_client_only_sessions_without_work_close() -> 
     assert closing(w.plan()) == [works]
     w.happen(ev.SessionClosed(w.now, works, ""))
     assert not w.ledger.clients and not w.ledger.actions and not w.ledger.sessions
+
+
+def test_the_sessions_of_a_lost_client_are_not_looked_at_before_one_may_end(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    w = World()
+    w.node()
+    opened(w), opened(w, grace_ns=50)
+    w.happen(ev.ClientLeft(w.now, 1, False, 1000))
+    looked = []
+    ending_of = session_life.ending_of
+    monkeypatch.setattr(session_life, "ending_of",
+                        lambda *args: looked.append(w.now) or ending_of(*args))
+    left_at = w.now
+    for at in range(left_at + 10, left_at + 40, 10):
+        w.now = at
+        w.plan()
+        assert w.scheduler.next_deadline() == left_at + 50
+    assert not looked
 
 
 def test_a_client_that_reconnects_keeps_its_session_that_is_still_busy() -> None:

@@ -11,7 +11,7 @@ from ...domain import event as ev
 from ...domain.decision import Decision
 from ...domain.ids import client_of
 from ...domain.states import ENDED
-from ..state.idle import DisconnectedClient
+from ..policy.session_life import gone_since
 from ..state.ledger import ClientEntry, Ledger
 from ..state.scheduler_state import SchedulerState
 from .attachment_events import leave_sessions
@@ -48,8 +48,8 @@ def on_tenant_named(state: SchedulerState, event: ev.TenantNamed) -> list[Decisi
 
 def on_client_left(state: SchedulerState, event: ev.ClientLeft) -> list[Decision]:
     """Marks a client as disconnected; its grace begins."""
-    state.ledger.disconnected[event.client] = DisconnectedClient(
-        event.at, event.expires_at, event.bye)
+    state.ledger.disconnected[event.client] = gone_since(
+        state.ledger, event.client, event.at, event.expires_at, event.bye)
     return []
 
 

@@ -12,8 +12,7 @@ from ...domain import event as ev
 from ...domain.action import Kind
 from ...domain.decision import Decision
 from ...domain.states import ENDED, NodeState
-from ..policy.session_life import stalled
-from ..state.idle import DisconnectedClient
+from ..policy.session_life import gone_since, stalled
 from ..state.ledger import Ledger
 from ..state.scheduler_state import SchedulerState
 from ..state.transitions import NODE_MOVES, move
@@ -63,7 +62,7 @@ def _wait_for_all(ledger: Ledger, event: ev.BrokerStarted) -> None:
     for client in ledger.by_uid.values():
         gone = ledger.disconnected.get(client)
         if gone is None or not gone.bye:
-            ledger.disconnected[client] = DisconnectedClient(event.at, event.await_until, False)
+            ledger.disconnected[client] = gone_since(ledger, client, event.at, event.await_until)
     for number, entry in ledger.actions.items():
         if entry.state not in ENDED and entry.action.kind not in _WITHOUT_PAYLOAD \
                 and not entry.action.once:

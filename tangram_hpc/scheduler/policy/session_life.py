@@ -30,8 +30,8 @@ _WENT = "its client went away"
 def expired(ledger: Ledger, now: int) -> list[ev.Event]:
     """Events for all sessions, clients, and actions outside sessions that must end now.
 
-    A client is forgotten in the pass after the end of its last session. O(sessions of disconnected
-    clients + events).
+    A client is forgotten in the pass after the end of its last session. O(disconnected clients +
+    sessions of those whose grace is over + events).
     """
     if not _may_expire(ledger):
         return []
@@ -45,6 +45,8 @@ def expired(ledger: Ledger, now: int) -> list[ev.Event]:
     events: list[ev.Event] = [ev.SessionClosing(now, number, why)
                               for number, why in closing.items()]
     for client, gone in ledger.disconnected.items():
+        if now < gone.earliest:
+            continue
         entry, open_left = ledger.clients[client], False
         for own in ending_of(ledger, client):
             due = _due(gone, own)
@@ -72,19 +74,38 @@ def stalled(ledger: Ledger, event: ev.BrokerStalled) -> None:
     for client, gone in ledger.disconnected.items():
         if not gone.bye:
             moved_ns = max(0, min(event.moved_ns, event.at - gone.since))
-            ledger.disconnected[client] = DisconnectedClient(
-                gone.since + moved_ns, gone.until + moved_ns, gone.bye)
+            ledger.disconnected[client] = gone_since(
+                ledger, client, gone.since + moved_ns, gone.until + moved_ns)
     ledger.idle_deadlines.stalled(event.moved_ns, event.at)
     ledger.ttl_deadlines.stalled(event.moved_ns, event.at)
 
 
-def next_expiry(ledger: Ledger) -> int:
-    """Returns when the next session or client expires, in epoch ns; 0 for never."""
+def gone_since(ledger: Ledger, client: int, since: int, until: int, bye: bool = False
+               ) -> DisconnectedClient:
+    """Returns that a client is without a connection; see `DisconnectedClient`. It opens no session
+    meanwhile, so nothing of it ends before the shortest grace of its sessions is over.
+    """
+    graces = (ledger.sessions[n].spec.grace_ns for n in ledger.clients[client].sessions)
+    ends = (since + own for own in graces if own >= 0 and not bye)
+    return DisconnectedClient(since, until, bye, min(until, min(ends, default=until)))
+
+
+def next_expiry(ledger: Ledger, looked_at: int) -> int:
+    """Returns when the next session or client may expire, in epoch ns; 0 for never. The work is
+    that of `expired`.
+
+    Args:
+        looked_at: when `expired` was last called, in epoch ns. A client that could not expire then
+            counts with the earliest time at which it may.
+    """
     if not _may_expire(ledger):
         return 0
     ends = [end for end in (ledger.idle_deadlines.next_end(), ledger.ttl_deadlines.next_end())
             if end]
     for client, gone in ledger.disconnected.items():
+        if looked_at < gone.earliest:
+            ends.append(gone.earliest)
+            continue
         entry = ledger.clients[client]
         dues = []
         for session in ending_of(ledger, client):

@@ -18,11 +18,13 @@ class DisconnectedClient(NamedTuple):
         since: when its connection was lost, in ns since the epoch.
         until: when its sessions that have no grace of their own end, in ns since the epoch.
         bye: whether it said goodbye; then all of its sessions end.
+        earliest: nothing of it ends before, in ns since the epoch.
     """
 
     since: int
     until: int
     bye: bool
+    earliest: int
 
 
 @dataclass(slots=True)

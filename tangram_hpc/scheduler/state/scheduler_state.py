@@ -32,7 +32,7 @@ class SchedulerState:
             then; epoch ns, 0 for never.
         placed_at: when the placer was last called; epoch ns.
         drained: the GPUs whose copies take no further calls, as (node, GPU), as the placer said.
-        slices_at: when the slices of background processes were last looked at; epoch ns.
+        planned_at: when `plan` last found nothing more to do; epoch ns.
         elastic: the memory of the rules that request and give back allocations.
     """
 
@@ -42,5 +42,5 @@ class SchedulerState:
     place_again_at: int = 0
     placed_at: int = 0
     drained: set[tuple[int, int]] = field(default_factory=set)
-    slices_at: int = 0
+    planned_at: int = 0
     elastic: ElasticAllocs = field(default_factory=ElasticAllocs)
