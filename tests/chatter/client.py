@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from chatter.job import JOB, S
-from chatter.worker import Link
+from chatter.job import ENDPOINTS, JOB, POOLS, SERVICES, S
+from chatter.snapshots import Environments
+from chatter.worker import Link, value_of
 from tangram_hpc.domain.action import Action, Kind, Profile
 from tangram_hpc.domain.ids import client_of, mint
 from tangram_hpc.domain.outcome import Outcome
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 
 _QUERIES = ("info", "nodes", "pending", "services", "rollouts", "sessions", "tenants", "queue",
             "top", "explain")
-_SNAPSHOTS = ("list", "remove", "prepare", "prepare", "ready", "failed")
-NAMES = tuple(f"snap-{n:024x}" for n in range(3))
+NO_SNAPSHOT = f"snap-{'f' * 24}"
 SECRET = "secret"
 
 
@@ -44,6 +44,7 @@ class Client:
         self.ended: dict[int, None] = {}
         self.sessions: dict[int, SessionSpec] = {}
         self.grants: dict[int, int] = {}
+        self.environments = Environments(self)
         self.link: Link | None = None
         self.join()
 
@@ -82,10 +83,10 @@ class Client:
         """Reads all that has arrived."""
         if self.link is None:
             return
-        for message, _ in self.link.unread():
-            self._hear(message)
+        for message, payload in self.link.unread():
+            self._hear(message, payload)
 
-    def _hear(self, message: Any) -> None:
+    def _hear(self, message: Any, payload: bytes | None) -> None:
         match message:
             case ms.Welcome(client=number, fresh=fresh):
                 again = self.number == number and not fresh
@@ -95,8 +96,9 @@ class Client:
                 if again:
                     self._catch_up()
             case ms.ActionResult(action=action):
-                if self.open.pop(action, None) is not None:
+                if (asked := self.open.pop(action, None)) is not None:
                     self.ended[action] = None
+                    self._check(asked, message, payload)
                 self.grants.pop(action, None)
             case ms.Rejected(id=number):
                 self.open.pop(number, None)
@@ -108,11 +110,20 @@ class Client:
                     self.grants[action] = lease
             case ms.Attached(spec=spec):
                 self.sessions[spec.id] = spec
+            case ms.QueryReply():
+                self.environments.hear(message, payload)
             case ms.PeerRefused() | ms.Shutdown():
                 self.gone = True
 
+    @staticmethod
+    def _check(asked: Action, result: ms.ActionResult, payload: bytes | None) -> None:
+        """Checks that an action's result is its own."""
+        if result.outcome.state is ActionState.COMPLETED and asked.kind is not Kind.GRANT:
+            assert payload == value_of(asked), f"{payload!r} is the result of {asked}"
+
     def _catch_up(self) -> None:
         """Sends again what may have been lost."""
+        self.environments.ask_again()
         for session, spec in list(self.sessions.items()):
             if client_of(session) == self.number:
                 self.say(ms.RequestSession(spec, True))
@@ -125,26 +136,23 @@ class Client:
 
     def act(self) -> None:
         """One thing that its user does."""
-        rng, chance = self.job.rng, self.job.rng.random()
-        self.hear() if rng.random() < 0.5 else None
-        if chance < 0.5:
-            self.submit() if len(self.open) < 30 else None
-        elif chance < 0.58:
-            self._open_session()
-        elif chance < 0.66 and self.open:
-            self.say(ms.Cancel((rng.choice(list(self.open)),)))
-        elif chance < 0.72 and self.ended:
-            self.acknowledge(rng.choice((1, 100)))
-        elif chance < 0.78 and self.sessions:
-            self._of_session(rng.choice(list(self.sessions)))
-        elif chance < 0.88 and self.grants:
-            self.end_grant(rng.choice(list(self.grants)))
-        elif chance < 0.94:
-            self._of_trajectory()
-        elif chance < 0.96:
-            self._ask()
-        else:
-            self._attach_to_any()
+        self.hear() if self.job.rng.random() < 0.5 else None
+        of = (self.submit, self._open_session, self._cancel, self._acknowledge, self._of_session,
+              self._end_grant, self._of_trajectory, self._ask, self.environments.act,
+              self._attach_to_any)
+        self.job.rng.choices(of, self.job.weights)[0]()
+
+    def _cancel(self) -> None:
+        if self.open:
+            self.say(ms.Cancel((self.job.rng.choice(list(self.open)),)))
+
+    def _acknowledge(self) -> None:
+        if self.ended:
+            self.acknowledge(self.job.rng.choice((1, 100)))
+
+    def _end_grant(self) -> None:
+        if self.grants:
+            self.end_grant(self.job.rng.choice(list(self.grants)))
 
     def _id(self) -> int:
         self.counter += 1
@@ -153,6 +161,8 @@ class Client:
     def submit(self) -> None:
         """Submits an action of any kind."""
         rng = self.job.rng
+        if len(self.open) >= 30:
+            return
         draw = rng.choice(self.job.kinds)
         fields: dict[str, Any] = {"attempts_max": rng.choice((1, 1, 2, 3)),
                                   "timeout_ns": rng.choice((0, 0, S))}
@@ -206,16 +216,18 @@ class Client:
             secret = f"{SECRET}{number}"
             fields |= {"name": f"n{number}", "attach_hash": hash_of(attach_token(secret)),
                        "close_hash": hash_of(secret), "outlives": rng.random() < 0.4}
-        elif rng.random() < 0.2:
-            fields |= {"snapshot": rng.choice(NAMES)}
+        elif rng.random() < self.job.snapshot_rate:
+            fields |= {"snapshot": rng.choice((*self.job.snapshots[-3:], NO_SNAPSHOT))}
         elif self.sessions and rng.random() < 0.3:
             fields |= {"origin": rng.choice(list(self.sessions)), "component": ""}
         spec = SessionSpec(number, **{"name": "", **fields})
         self.sessions[number] = spec
         self.say(ms.RequestSession(spec))
 
-    def _of_session(self, session: int) -> None:
-        chance = self.job.rng.random()
+    def _of_session(self) -> None:
+        if not self.sessions:
+            return
+        session, chance = self.job.rng.choice(list(self.sessions)), self.job.rng.random()
         if chance < 0.4:
             self.say(ms.ReleaseSession(session))
         elif chance < 0.7:
@@ -270,17 +282,22 @@ class Client:
         if what == "explain" and not argument:
             argument = "allocation"
         self.say(ms.Query(1, what, argument))
-        stream = rng.randrange(4)
+        stream = mint(self.number, 1 + rng.randrange(4))
         message = rng.choice((
             ms.Forget(2, (), rng.choice(("", "Kind"))), ms.OpenStream(stream, one, 80),
             ms.StreamData(stream), ms.StreamEnded(stream), ms.StreamCredit(stream, 5),
             ms.Input(one, 0, n=1), ms.Input(one, 1), ms.Input(one, 2, 15), ms.Ping(),
-            ms.ManageSnapshot(3, rng.choice(_SNAPSHOTS), rng.choice(NAMES))))
+            ms.ManageSnapshot(3, rng.choice(("list", "remove")),
+                              rng.choice((*self.job.snapshots[-3:], NO_SNAPSHOT))),
+            ms.DeclareService(4, rng.choice(SERVICES)), ms.DeclareRollouts(4, rng.choice(POOLS)),
+            ms.DeclareEndpoint(4, rng.choice(ENDPOINTS))))
         self.say(message, b"x" if getattr(message, "n", 0) else None)
 
     def come_to_the_end(self, close: bool) -> None:
         """Uses its grants, acknowledges, and closes its sessions if that is wanted."""
         self.hear()
+        while self.environments.builds:
+            self.environments.build(self.environments.builds.pop())
         for action in list(self.grants):
             self.say(ms.GrantEnded(action, self.grants.pop(action),
                                    Outcome(ActionState.COMPLETED, exec_ns=1)))

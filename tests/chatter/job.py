@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-import pickle
+import io
 import random
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,11 +14,14 @@ from helpers.ledger_facts import difference, facts
 
 from tangram_hpc.broker.driver import Broker, Settings
 from tangram_hpc.broker.satellites import SatelliteScripts
+from tangram_hpc.domain.event import AnyEvent
 from tangram_hpc.domain.rollouts import RolloutService, RolloutsSpec
 from tangram_hpc.domain.service import EndpointSpec, ServiceSpec
 from tangram_hpc.domain.tenant import TenantSpec
 from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.scheduler import Scheduler
+from tangram_hpc.scheduler.state.ledger import ActionEntry, Ledger
+from tangram_hpc.storage import checkpoint
 
 S = 10**9
 JOB = "7"
@@ -32,6 +35,9 @@ POOL = RolloutsSpec("p", (100,), tuple(
     for name, bucket, degree in (("s", 0, 1), ("t", 1, 2))))
 POOLS = (POOL, msgspec.structs.replace(POOL, edges=(1000,)),
          msgspec.structs.replace(POOL, edges=(), services=POOL.services[:1]))
+# how often a client does each of the things of `Client.act`
+WEIGHTS = ((50, 8, 8, 6, 6, 10, 6, 2, 2, 2), (15, 30, 3, 5, 8, 2, 2, 20, 15, 5))
+NO_CHECKPOINT: tuple[int, tuple[bytes, bytes] | None] = 0, None
 TENANTS = (TenantSpec("default", 2), TenantSpec("a", 1, 5, (("cpu", 4), ("mem", 800))),
            TenantSpec("b", 3, 0, (("gpu", 2),)))
 
@@ -72,6 +78,37 @@ class MemorySpool:
         pass
 
 
+class MemorySpill:
+    """Files for payloads of clients that do not read (`ports.SpillFiles`); a disk that is full now
+    and then."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._data: dict[int, bytearray] = {}
+        self.kept: dict[int, int] = {}  # by client: how many payloads it needs
+
+    def put(self, client: int, data: Any) -> int:
+        if self._rng.random() < 0.1:
+            return -1
+        found = self._data.setdefault(client, bytearray())
+        self.kept[client] = self.kept.get(client, 0) + 1
+        found += data
+        return len(found) - len(data)
+
+    def get(self, client: int, offset: int, size: int) -> bytes:
+        assert self.kept[client]
+        return bytes(self._data[client][offset:offset + size])
+
+    def free(self, client: int) -> None:
+        self.kept[client] -= 1
+        if not self.kept[client]:
+            self.drop(client)
+
+    def drop(self, client: int) -> None:
+        self._data.pop(client, None)
+        self.kept.pop(client, None)
+
+
 class ChatterJob:
     """The job of one seed.
 
@@ -80,6 +117,7 @@ class ChatterJob:
         now: the clock of all, in ns.
         broker: the start that serves.
         journal: the events of all starts.
+        spill: results that clients do not read; they end with a start.
         checks: whether the ledger is checked after every message.
         said: what happened, for a person.
     """
@@ -88,7 +126,11 @@ class ChatterJob:
         self.rng, self.placer, self.checks = random.Random(f"{seed} {placer}"), placer, checks
         self.now, self._count = 1_000 * S, 0
         self.journal, self.spool = MemoryJournal(), MemorySpool()
+        self.snapshots: list[str] = []  # all that were ever taken
         self.slurm, self.said = slurm, list[str]()
+        self._kept = NO_CHECKPOINT
+        self.weights = self.rng.choice(WEIGHTS)
+        self.snapshot_rate = self.rng.choice((0.1, 0.7))
         self.gap_s = self.rng.choice((0.0, 0.005))
         self.margin_ns = self.rng.choice((0, 2 * S))
         self.tenants = self.rng.choice(((), TENANTS))
@@ -129,12 +171,18 @@ class ChatterJob:
             self.settle()
         self.now = until
 
+    def stall(self, seconds: float) -> None:
+        """Time passes in which the broker does not run, as while its job is suspended."""
+        self.now += int(seconds * S)
+        self.settle()
+
     # ---- starts ----
 
     def start(self, scheduler: Scheduler, rejoin_s: float, down_s: float) -> None:
         """Starts a broker that goes on with what a scheduler knows."""
         self.scheduler = scheduler
         self._timers: list[tuple[int, int, Callable[[], None]]] = []
+        self.spill = MemorySpill(self.rng)
         settings = Settings(
             JOB, "/nowhere", 2, GRACE_S, join_s=3.0, services=SERVICES, endpoints=ENDPOINTS,
             rollouts=(self.pool,), tenants=self.tenants, gap_s=self.gap_s, policy=self.policy,
@@ -142,30 +190,39 @@ class ChatterJob:
             rejoin_s=rejoin_s, down_s=down_s)
         self.broker = Broker(scheduler, self.journal, self, self, settings, lambda: None,
                              self.spool, self.slurm,  # type: ignore[arg-type]
-                             SatelliteScripts({"cpu": "cpu", "gpu": "gpu"}))
+                             SatelliteScripts({"cpu": "cpu", "gpu": "gpu"}), None, self.spill)
         self.broker.start()
         self.settle()
 
-    def replayed(self) -> Scheduler:
-        """A scheduler that has handled all events of the journal."""
+    def checkpoint(self) -> None:
+        """Keeps the ledger as a broker does now and then."""
+        self._kept = len(self.journal.events), checkpoint._kept(self.ledger)
+
+    def _resumed(self) -> Scheduler:
+        """A scheduler that begins with the last checkpoint and has handled the events since."""
         found = Scheduler(make_placer(self.placer), self.margin_ns)
-        for event in self.journal.events:
+        at, kept = self._kept
+        if kept is not None:
+            ledger: Ledger = checkpoint._LedgerUnpickler(io.BytesIO(kept[1])).load()
+            ledger.actions = msgspec.msgpack.decode(kept[0], type=dict[int, ActionEntry])
+            found.resume(ledger)
+        written = msgspec.msgpack.encode(self.journal.events[at:])
+        for event in msgspec.msgpack.decode(written, type=list[AnyEvent]):
             found.handle(event)
         found.ledger.check()
         return found
 
     def compare(self) -> Scheduler:
-        """Checks that a replay and a checkpoint give the ledger of the running broker, and returns
-        one of both.
+        """Checks that the journal gives the ledger of the running broker, from its beginning and
+        from the last checkpoint, and returns one of both.
         """
-        running, replayed = facts(self.ledger), self.replayed()
+        running, resumed = facts(self.ledger), self._resumed()
+        assert not (where := difference(facts(resumed.ledger), running)), f"a checkpoint: {where}"
+        kept, self._kept = self._kept, NO_CHECKPOINT
+        replayed = self._resumed()
         assert not (where := difference(facts(replayed.ledger), running)), f"a replay: {where}"
-        kept = pickle.loads(pickle.dumps(self.ledger, protocol=5))
-        assert not (where := difference(facts(kept), running)), f"a checkpoint: {where}"
-        if self.rng.random() < 0.5:
-            replayed = Scheduler(make_placer(self.placer), self.margin_ns)
-            replayed.resume(kept)
-        return replayed
+        self._kept = kept
+        return self.rng.choice((replayed, resumed))
 
     def restart(self, rejoin_s: float, down_s: float) -> None:
         """Kills the broker and starts the next one."""

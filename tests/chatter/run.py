@@ -5,11 +5,13 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 from chatter.client import Client
 from chatter.job import GRACE_S, JOB, ChatterJob, S
 from chatter.slurm import PlayedSlurm, Satellite
 from chatter.worker import Worker
+from tangram_hpc.broker import client_outbox
 from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.states import ENDED
 from tangram_hpc.protocol import message as ms
@@ -19,7 +21,8 @@ PLACERS = ("elastic", "elastic:0", "elastic:4", "paper", "first-fit", "fcfs:2", 
            "static:1", "static:2")
 KINDS = ("cpu", "call", "turn", "grant", "endpoint")
 FAULTS = ("client_bye", "client_lost", "client_back", "worker_lost", "worker_leaves", "restart",
-          "restart_for_good", "compare", "wild", "node_more", "long_pause", "late_peer")
+          "restart_for_good", "restart_elsewhere", "checkpoint", "compare", "wild", "node_more",
+          "long_pause", "suspended", "late_peer", "slow", "reads_again")
 ROUNDS = 400
 
 
@@ -196,11 +199,32 @@ class Run(ChatterJob):
         """The next broker waits for nobody."""
         self.restart(0.0, 50.0)
 
+    def restart_elsewhere(self) -> None:
+        """The next broker is on a machine whose clock is behind."""
+        self.restart(GRACE_S, -2.0)
+
+    def suspended(self) -> None:
+        """The whole job is suspended."""
+        self.stall(self.rng.choice((5.0, 100.0)))
+
+    def slow(self) -> None:
+        """A client does not read what arrives."""
+        client = self.rng.choice(self.clients)
+        if client.link is not None:
+            client.link.slow = True
+
+    def reads_again(self) -> None:
+        """All clients read what arrives."""
+        for client in self.clients:
+            if client.link is not None and client.link.slow:
+                client.link.go_on()
+
     # ---- the end ----
 
     def come_to_the_end(self) -> None:
         """Lets all work end, then checks that nothing is left."""
         self.rates.clear()
+        self.reads_again()
         self.slurm.ends_at_ns = 0
         for client in self.clients:
             if not client.connected and not client.gone:
@@ -209,7 +233,8 @@ class Run(ChatterJob):
         self.workers.append(self.worker(last=True))
         for turn in range(ROUNDS):
             self._round(close=turn > ROUNDS // 2)
-            if not any(c.open for c in self.clients if c.connected) and not self.ledger.ready:
+            if not any(c.open or c.environments.asked for c in self.clients if c.connected) and (
+                    not self.ledger.ready):
                 break
         else:
             raise AssertionError(f"stuck: {self._waiting()}")
@@ -241,7 +266,9 @@ class Run(ChatterJob):
                  f"withheld={e.withheld} {e.action}" for e in known]
         lost = [f"unknown {a}" for c in self.clients if c.connected
                 for n, a in c.open.items() if n not in ledger.actions]
-        return [*lines, *lost][:4]
+        asked = [f"not answered {c.environments.asked}" for c in self.clients
+                 if c.environments.asked]
+        return [*lines, *lost, *asked][:4]
 
     def _nothing_is_left(self) -> None:
         ledger, broker = self.ledger, self.broker
@@ -249,6 +276,8 @@ class Run(ChatterJob):
             "actions", "leases", "sessions", "disconnected", "by_uid", "clients", "background",
             "short", "batching", "prefetched", "once", "ownerless", "shared")}
         left |= {"payloads": broker._payloads, "leaders": broker._keys._leader,
+                 "spilled": self.spill.kept, "results": broker._outbox._kept,
+                 "builds": [e for e in broker._snapshots._environments.values() if e.builder],
                  "followers": broker._keys._followers, "named": broker._keys._open}
         left |= {f"turns of {p.spec.name}": p.open_turns for p in ledger.rollouts.values()}
         for what, found in left.items():
@@ -264,10 +293,11 @@ def play(seed: int, placer: str, turns: int = 0, checks: bool = False) -> Played
     found = Played(seed, placer)
     job: Run | None = None
     try:
-        job = Run(seed, placer, checks)
-        for _ in range(turns or job.rng.choice((100, 300, 600))):
-            job.turn()
-        job.come_to_the_end()
+        with mock.patch.object(client_outbox, "KEPT_MAX", 100):
+            job = Run(seed, placer, checks)
+            for _ in range(turns or job.rng.choice((100, 300, 600))):
+                job.turn()
+            job.come_to_the_end()
     except Exception as error:  # noqa: BLE001 - any error in the product ends the seed
         frames = traceback.extract_tb(error.__traceback__)
         last = next((f for f in reversed(frames) if "tangram_hpc" in f.filename), frames[-1])

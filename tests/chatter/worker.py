@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 from helpers.broker_rig import FakePeer
 
 from chatter.job import JOB, S
-from tangram_hpc.domain.action import Kind
+from chatter.snapshots import NodeSnapshots
+from tangram_hpc.broker.client_outbox import LINK_MAX
+from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.service import service_of
@@ -22,12 +24,39 @@ _ENDS = (ActionState.COMPLETED, ActionState.COMPLETED, ActionState.COMPLETED, Ac
 FILES = "ab" * 32
 
 
+def value_of(action: Action) -> bytes:
+    """The result of an action."""
+    return f"value of {action.once or action.id}".encode()
+
+
 class Link(FakePeer):
-    """A connection whose messages to the peer are read one by one."""
+    """A connection whose messages to the peer are read one by one.
+
+    Attributes:
+        slow: whether the peer does not read now, so that the connection has no room.
+    """
 
     def __init__(self, job: ChatterJob) -> None:
+        self.slow = False
         super().__init__(job)  # type: ignore[arg-type]
         self.read = 0
+
+    @property
+    def unsent(self) -> int:  # type: ignore[override]
+        """Bytes that wait in the connection."""
+        return LINK_MAX + 1 if self.slow else 0
+
+    def flush(self) -> None:
+        if not self.slow:
+            super().flush()
+
+    def go_on(self) -> None:
+        """The peer reads again."""
+        self.slow = False
+        if not self.closed:
+            self.flush()
+            self.rig.broker.room(self.peer)
+            self.rig.settle()
 
     def unread(self) -> list[tuple[Any, bytes | None]]:
         """What has arrived and is not read; it counts as read now."""
@@ -43,8 +72,9 @@ class Worker:
         leases: the orders that have not ended, in the order of their arrival.
         killed: how orders are to end that the broker has killed.
         cleaning: leases that have ended and hold their units.
-        results: ends that no broker has confirmed.
-        sandboxes: sessions here: `opening`, `up`, `packing` or `closing`.
+        results: ends that no broker has confirmed, with their values.
+        sandboxes: sessions here: `fetching` a snapshot, `opening`, `up`, `packing` or `closing`.
+        streams: streams to ports that clients have asked for.
         gone: whether its process has ended.
     """
 
@@ -55,9 +85,10 @@ class Worker:
         self.killed: dict[int, Outcome] = {}
         self.started: set[int] = set()
         self.cleaning: dict[int, None] = {}
-        self.results: dict[int, ms.Finished] = {}
+        self.results: dict[int, tuple[ms.Finished, bytes | None]] = {}
         self.sandboxes: dict[int, str] = {}
         self.closed: list[int] = []
+        self.snapshots, self.streams = NodeSnapshots(self), list[int]()
         self.link: Link | None = None
         self.join()
 
@@ -78,8 +109,9 @@ class Worker:
         back = bool(self.node)
         self.hear()
         if back and not self.gone:
+            self.snapshots.report_again()
             for result in list(self.results.values()):
-                self.say(result)
+                self.say(*result)
             for session in self.closed:
                 self.say(ms.SandboxDown(session, "it ended"))
             for session, state in list(self.sandboxes.items()):
@@ -123,7 +155,14 @@ class Worker:
                 if lease in self.leases:
                     self.killed[lease] = Outcome(state, reason=reason)
             case ms.OpenSandbox(spec=spec):
-                self.sandboxes.setdefault(spec.id, "opening")
+                if spec.id not in self.sandboxes:
+                    self.sandboxes[spec.id] = "fetching"
+                    if not spec.snapshot or self.snapshots.need(spec.snapshot, spec.id):
+                        self.sandboxes[spec.id] = "opening"
+            case ms.OpenStream(stream=stream):
+                self.streams.append(stream)
+            case ms.SnapshotOrder():
+                self.snapshots.orders.append(message)
             case ms.CloseSandbox(session=session):
                 if session in self.sandboxes:
                     self.sandboxes[session] = "closing"
@@ -157,6 +196,16 @@ class Worker:
             self.release(rng.choice(list(self.cleaning)))
         elif chance < 0.76:
             self._return()
+        elif chance < 0.82:
+            self.snapshots.act()
+        elif chance < 0.85 and self.started & self.leases.keys():
+            lease = rng.choice(sorted(self.started & self.leases.keys()))
+            self.say(ms.Output(lease, rng.choice((1, 2))), b"text")
+        elif chance < 0.88 and self.streams:
+            stream = rng.choice(self.streams)
+            self.say(*rng.choice((
+                (ms.StreamCredit(stream, 9), None), (ms.StreamEnded(stream), None),
+                (ms.StreamData(stream, rng.random() < 0.1), b"data"))))
         elif self.sandboxes:
             self._sandbox(rng.choice(list(self.sandboxes)))
 
@@ -176,25 +225,28 @@ class Worker:
         outcome = outcome or self.killed.get(lease)
         if outcome is None or (rng.random() < 0.3 and outcome.state is ActionState.CANCELLED):
             outcome = self._outcome(order)
+        done = outcome.state is ActionState.COMPLETED and order.action.kind is not Kind.BACKGROUND
+        payload = value_of(order.action) if done else None
+        outcome = outcome.returning(payload)
         self.killed.pop(lease, None)
         clean = rng.random() < 0.7 if clean is None else clean
         if not clean:
             self.cleaning[lease] = None
-        payload = b"value" if outcome.state is ActionState.COMPLETED else None
-        message = ms.Finished(lease, outcome, clean, int(payload is not None))
-        self.results[lease] = ms.Finished(lease, outcome, True, 0)
-        self.say(message, payload)
+        n = int(payload is not None)
+        self.results[lease] = ms.Finished(lease, outcome, True, n), payload
+        self.say(ms.Finished(lease, outcome, clean, n), payload)
 
     def _outcome(self, order: ms.StartAttempt) -> Outcome:
         rng, state = self.job.rng, self.job.rng.choice(_ENDS)
         if order.action.kind is Kind.BACKGROUND:
             state = rng.choice((ActionState.COMPLETED, ActionState.PREEMPTED))
+        calls = rng.choice((0, 0, 5))
         pushed = rng.choice((0, 0, 0, 1, 2)) if state is ActionState.FAILED else 0
         return Outcome(state, exec_ns=rng.choice((0, S // 1000, S // 10)),
                        cpu_ns=rng.choice((0, S // 100)),
                        restore_ns=S // 7 if order.restore_ns else 0, batch=rng.choice((1, 1, 2)),
                        pushed=pushed, retry_after_ns=rng.choice((0, S)) if pushed else 0,
-                       resize_ns=rng.choice((0, 1000)))
+                       resize_ns=rng.choice((0, 1000)), direct_calls=calls, direct_ns=calls)
 
     def release(self, lease: int) -> None:
         """The units of an ended order are free."""
@@ -219,14 +271,16 @@ class Worker:
         if state == "opening" and rng.random() < 0.9:
             self.up(session)
         elif state == "up":
-            if rng.random() < 0.5:
+            if rng.random() < self.job.snapshot_rate:
+                self.snapshots.take(session)
+            elif rng.random() < 0.5:
                 self.say(ms.BackgroundWants(session))
             elif rng.random() < 0.1:
                 self.down(session, "it failed")
         elif state == "packing" and rng.random() < 0.9:
             del self.sandboxes[session]
             self.say(ms.SandboxPacked(session, FILES))
-        else:
+        elif state != "fetching":
             self.down(session, "" if state == "closing" else "it failed")
 
     def up(self, session: int) -> None:
@@ -255,13 +309,14 @@ class Worker:
             ms.Released(lease), ms.Returned((lease,)), ms.AttemptsStarted((lease,)),
             ms.SandboxUp(session), ms.SandboxPacked(session, FILES), ms.BackgroundWants(session),
             ms.SandboxDown(session, "wild"), ms.InputCredit(lease, 1, 1),
-            ms.Finished(lease, Outcome(rng.choice(_ENDS)), rng.random() < 0.5))))
+            ms.Finished(lease, Outcome(rng.choice(_ENDS[3:])), rng.random() < 0.5))))
         self.leases.pop(lease, None)
 
     def come_to_the_end(self) -> None:
         """Ends all that can end."""
         self.say(ms.Ping())
         self.hear()
+        self.snapshots.finish()
         for lease in list(self.leases):
             if lease in self.leases and (lease in self.killed or self.able(lease)):
                 self.finish(lease, self.killed.get(lease) or Outcome(
