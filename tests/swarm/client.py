@@ -135,6 +135,7 @@ class ClientProcess(Process):
         sessions: those that it opened, by number.
         shut_until: its way to brokers is cut off before (world's ns).
         may_lose: whether it has a cause to lose its broker for good.
+        missed: how many brokers in a row were gone before they had welcomed it.
     """
 
     world: Job
@@ -144,7 +145,7 @@ class ClientProcess(Process):
         self.connection: Connection | None = None
         self.failed = ""
         self.wire: Wire | None = None
-        self.shut_until, self.may_lose = 0, False
+        self.shut_until, self.may_lose, self.missed = 0, False, 0
         self.submissions: list[Submission] = []
         self.sessions: dict[int, OpenedSession] = {}
         self.grants: GrantSource | None = None
@@ -163,6 +164,14 @@ class ClientProcess(Process):
     def _dial(self) -> PlayedChannel:
         self.wire = self.world.dial(self)
         return PlayedChannel(self, self.wire)
+
+    def broker_gone(self, epoch: int) -> None:
+        """A broker is gone. A client that several in a row have not welcomed has been without one
+        for the whole time, although each of them was back soon.
+        """
+        welcome = self.connection.welcome if self.connection is not None else None
+        self.missed = 0 if welcome is not None and welcome.epoch == epoch else self.missed + 1
+        self.may_lose = self.may_lose or self.missed > 1
 
     @property
     def number(self) -> int:

@@ -226,6 +226,8 @@ class Job(World):
     def _gone(self, process: BrokerProcess) -> None:
         if process in self.brokers:
             self.brokers.remove(process)
+            for client in self.clients:
+                client.broker_gone(process.lock.epoch)
         if self.serving is process:
             self.serving = None
         if not any(broker.alive and not broker.stopped_until > self.now
