@@ -118,7 +118,7 @@ class Spool(Protocol):
     broker's next start finds them. A key has either a call or a result.
     """
 
-    def keep_call(self, once: str, payload: Buffer) -> bool:
+    def keep_call(self, once: str, payload: Buffer, action: int) -> bool:
         """Keeps the call of an action; returns False if there is no room for it."""
         ...
 
@@ -127,8 +127,9 @@ class Spool(Protocol):
         """Keeps the result of an action in place of its call, and which work the action was."""
         ...
 
-    def call(self, once: str) -> bytes | None:
-        """Returns the kept call of a key, or None."""
+    def call(self, once: str, action: int) -> bytes | None:
+        """Returns the kept call of a key, or None. That of another action than this does not count:
+        the call of this one, which replaced it, was lost with the broker's machine."""
         ...
 
     def result(self, once: str) -> tuple[ActionResult, bytes | None, str] | None:

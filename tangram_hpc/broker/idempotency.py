@@ -59,7 +59,7 @@ class IdempotencyKeys:
         for name, action in self._ledger.once.items():
             lease = self._ledger.leases.get(self._ledger.actions[action].lease)
             kept = self._spool.result(name) if lease is not None else None
-            if lease is not None and kept is not None:
+            if lease is not None and kept is not None and kept[0].action == action:
                 clean = not lease.node
                 found.append(ev.LeaseFinished(now, lease.lease, kept[0].outcome, clean))
         return found
@@ -71,7 +71,7 @@ class IdempotencyKeys:
             return payloads
         self._earlier = set(self._ledger.once.values())
         for name, action in self._ledger.once.items():
-            payload = self._spool.call(name)
+            payload = self._spool.call(name, action)
             self._open[action] = self._ledger.actions[action].action
             if payload is None:
                 self._without_call.add(action)
@@ -143,7 +143,7 @@ class IdempotencyKeys:
         """Keeps the call of an action; returns why that is impossible, else an empty text."""
         if self._spool is None:
             return "once: this broker keeps no spool"
-        if not self._spool.keep_call(action.once, payload):
+        if not self._spool.keep_call(action.once, payload, action.id):
             return ("once: the job's spool is full; forget what your checkpoint holds "
                     "(Client.forget), or raise the config field `once_mib`")
         self._open[action.id] = action

@@ -43,7 +43,9 @@ class _Record(msgspec.Struct, array_like=True, frozen=True):
     once: str
     result: ActionResult | None = None
     payload: bytes | None = None
-    work: str = ""  # which work a result is of; empty in records of earlier releases
+    # The last two are empty in records of earlier releases.
+    work: str = ""  # which work a result is of
+    action: int = 0  # whose call this is
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -89,11 +91,11 @@ class FileSpool:
 
     # ---- what the broker asks --------------------------------------------------------------------
 
-    def keep_call(self, once: str, payload: Buffer) -> bool:
+    def keep_call(self, once: str, payload: Buffer, action: int) -> bool:
         """Keeps a call, unless the spool is full; see `ports.Spool.keep_call`."""
         if sum(self._sizes.values()) + len(payload) > self._limit:
             return False
-        self._add(_Record(CALL, once, None, bytes(payload)))
+        self._add(_Record(CALL, once, None, bytes(payload), "", action))
         return True
 
     def keep_result(self, once: str, result: ActionResult, payload: Buffer | None,
@@ -102,10 +104,10 @@ class FileSpool:
         data = None if payload is None else bytes(payload)
         self._add(_Record(RESULT, once, result, data, work))
 
-    def call(self, once: str) -> bytes | None:
-        """Returns the call of a key; see `ports.Spool.call`."""
+    def call(self, once: str, action: int) -> bytes | None:
+        """Returns the call of a key's action; see `ports.Spool.call`."""
         found = self._find(once, CALL)
-        return found.payload if found is not None else None
+        return found.payload if found is not None and found.action in (0, action) else None
 
     def result(self, once: str) -> tuple[ActionResult, bytes | None, str] | None:
         """Returns the result of a key; see `ports.Spool.result`."""

@@ -46,19 +46,20 @@ class MemorySpool:
     """A spool (`ports.Spool`) that outlives the broker."""
 
     def __init__(self) -> None:
-        self.calls: dict[str, bytes] = {}
+        self.calls: dict[str, tuple[bytes, int]] = {}
         self.results: dict[str, tuple[Any, bytes | None, str]] = {}
 
-    def keep_call(self, once: str, payload: Any) -> bool:
-        self.calls[once] = bytes(payload)
+    def keep_call(self, once: str, payload: Any, action: int) -> bool:
+        self.calls[once] = bytes(payload), action
         return True
 
     def keep_result(self, once: str, result: Any, payload: Any, work: str) -> None:
         self.calls.pop(once, None)
         self.results[once] = result, None if payload is None else bytes(payload), work
 
-    def call(self, once: str) -> bytes | None:
-        return self.calls.get(once)
+    def call(self, once: str, action: int) -> bytes | None:
+        payload, owner = self.calls.get(once, (None, 0))
+        return payload if owner == action else None
 
     def result(self, once: str) -> tuple[Any, bytes | None, str] | None:
         return self.results.get(once)

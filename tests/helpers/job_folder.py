@@ -126,7 +126,9 @@ def start(folder: Path) -> tuple[Scheduler, dict[str, Any]]:
     apply_earlier(scheduler, lock)  # type: ignore[arg-type]
     spool = FileSpool(folder / "once", 1 << 20)
     try:
-        kept = {name: spool.result(name) or spool.call(name) for name in spool.names()}
+        once = scheduler.ledger.once
+        kept = {name: spool.result(name) or spool.call(name, once.get(name, 0))
+                for name in spool.names()}
         rig = BrokerRig(spool=spool, scheduler=scheduler)
         serves = rig.client("next")
         serves.say(ms.Query(1, "info"))

@@ -75,7 +75,7 @@ def test_a_kill_before_the_commit_loses_no_call_whose_segment_is_not_needed_any_
         tmp_path: Path) -> None:
     """The call's result is not written yet, and another key is dropped in the same cycle."""
     spool = FileSpool(tmp_path, 1 << 20)
-    spool.keep_call("runs", b"its call")
+    spool.keep_call("runs", b"its call", 1)
     spool.commit()
     again = FileSpool(tmp_path, 1 << 20)  # of the next broker, with a segment of its own
     again.keep_result("other", RESULT, b"")
@@ -83,9 +83,17 @@ def test_a_kill_before_the_commit_loses_no_call_whose_segment_is_not_needed_any_
     again.keep_result("runs", RESULT, b"its result")
     again.drop(["other"])
     third = FileSpool(tmp_path, 1 << 20)  # the one before was killed
-    assert third.call("runs") == b"its call" and third.names() == ["runs", "other"]
+    assert third.call("runs", 1) == b"its call" and third.names() == ["runs", "other"]
     again.commit()
     assert not (tmp_path / "0").exists()
+
+
+def test_a_call_counts_only_for_its_own_action(tmp_path: Path) -> None:
+    spool = FileSpool(tmp_path, 1 << 20)
+    spool.keep_call("runs", b"its call", 1)
+    spool.commit()
+    again = FileSpool(tmp_path, 1 << 20)
+    assert (again.call("runs", 1), again.call("runs", 2)) == (b"its call", None)
 
 
 def flips(path: Path) -> Iterator[int]:

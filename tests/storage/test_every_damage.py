@@ -165,7 +165,7 @@ class SpoolOf(Kind):
             found = {}
             for name in spool.names():
                 kept = spool.result(name)
-                found[name] = (2, kept[1]) if kept is not None else (1, spool.call(name))
+                found[name] = (2, kept[1]) if kept is not None else (1, spool.call(name, 0))
             return found
         finally:
             os.close(spool._fd)

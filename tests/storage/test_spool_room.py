@@ -19,7 +19,7 @@ RESULT = ActionResult(1, Outcome(ActionState.COMPLETED), "n1", (), 1, 0, 0, 1)
 
 def do(spool: FileSpool, name: str, size: int) -> bool:
     """Keeps the call of a key, and then its result."""
-    taken = spool.keep_call(name, name.encode() * size)
+    taken = spool.keep_call(name, name.encode() * size, 1)
     spool.commit()
     if taken:
         spool.keep_result(name, RESULT, name.encode()[::-1] * size)
