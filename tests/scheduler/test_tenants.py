@@ -312,6 +312,32 @@ def test_smaller_actions_do_not_keep_a_wide_one_out_of_its_tenants_limit_for_eve
     assert w.ledger.actions[wide].lease
 
 
+def test_an_older_action_starts_before_one_that_waits_for_its_tenants_limit() -> None:
+    w = tenants("paper", cpus=16, a=TenantSpec("a", grp_tres=(("cpu", 4),)), b=TenantSpec("b"))
+    w.submit(1, profile=Profile(100 * S))
+    w.plan()
+    narrow, _, late = w.submit(2), w.submit(4), w.submit(1)
+    assert started(w.plan()) == [narrow]
+    assert not w.ledger.actions[late].lease
+
+
+@pytest.mark.parametrize("placer", ["elastic", "fcfs:4", "paper"])
+def test_a_session_goes_on_while_an_action_waits_for_the_memory_that_it_holds(placer: str) -> None:
+    w = tenants(placer, a=TenantSpec("a", grp_tres=(("mem", 100), ("cpu", 4))), b=TenantSpec("b"))
+    session = w.session(mem=60)
+    w.plan()
+    w.happen(ev.SessionReady(w.now, session))
+    waits = w.submit(4, mem_mib=60)
+    w.plan()
+    assert reason(w.ledger, w.ledger.actions[waits], 0, w.now) == "AssocGrpMemLimit"
+    for _ in range(30):
+        w.now += S
+        inside = [w.submit(1, session=session) for _ in range(2)]
+        while inside:
+            assert started(w.plan()) == [inside[0]]
+            w.finish(inside.pop(0))
+
+
 @pytest.mark.parametrize("restore_ns,work_ns", [(0, 10**8), (10**7, 10**8), (2 * S, S)])
 def test_a_limit_of_gpus_keeps_no_call_from_a_copy_that_it_may_use(restore_ns: int,
                                                                    work_ns: int) -> None:

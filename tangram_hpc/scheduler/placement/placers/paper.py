@@ -49,20 +49,26 @@ class Paper:
         start_unitless(view, placement)
         for gone in [n for n in self._seen if n not in view.nodes]:
             del self._seen[gone]
+        held_back: set[str] = set()
         for node in view.nodes.values():
             revision = (view.ledger.nodes[node.node].revision, view.ledger.revision)
             if self._seen.get(node.node) != revision:
                 self._seen[node.node] = revision
-                _start_on(view, placement, node)
+                _start_on(view, placement, node, held_back)
         if view.ledger.ready.waits(GPU):
             _start_services(view, placement)
         start_all_calls(view, placement)
         return placement
 
 
-def _waiting_on(view: Snapshot, placement: Placement, node: NodeView) -> list[Waiter]:
+def _waiting_on(view: Snapshot, placement: Placement, node: NodeView, held_back: set[str]
+                ) -> list[Waiter]:
     """Returns the first actions that may start on a node and for which memory and GPUs suffice
     there.
+
+    Args:
+        held_back: the tenants of which no more is taken in this pass, since an action waits for
+            CPUs of their limit; they are added here.
     """
     shards = [b for home in (node.node, 0) for b in view.ledger.ready.shards_at(CPU, "cpu", home)]
     turns = copy_of(view.turns(CPU))
@@ -70,24 +76,24 @@ def _waiting_on(view: Snapshot, placement: Placement, node: NodeView) -> list[Wa
     started = {g.action for g in placement.grants}
     while len(found) < N_MAX + DEPTH and (head := walk.head()) is not None:
         action, shape = head
-        least = _positive(shape)[0]
-        if not view.fits(node, shape, 0):
-            walk.skip_shape()
-            continue
-        if view.room(action, shape) < least:
-            view.hold_back(action, shape)
+        least, room = _positive(shape)[0], view.room(action, shape)
+        tenant = view.ledger.tenants.tenant_of(client_of(action))
+        fits = view.fits(node, shape, 0)
+        if fits and 0 < room < least and action not in started:
+            held_back.add(tenant)
+        if not fits or room < least or tenant in held_back:
             walk.skip_shape()
             continue
         if action not in started:
             found.append(head)
             if turns is not None:
-                turns.charge(turns.tenant_of(client_of(action)), least)
+                turns.charge(tenant, least)
         walk.next()
     return found
 
 
-def _start_on(view: Snapshot, placement: Placement, node: NodeView) -> None:
-    waiting, candidates, used = _waiting_on(view, placement, node), list[Waiter](), 0
+def _start_on(view: Snapshot, placement: Placement, node: NodeView, held_back: set[str]) -> None:
+    waiting, candidates, used = _waiting_on(view, placement, node, held_back), list[Waiter](), 0
     for action, shape in waiting:
         need = 0 if shape.session else _positive(shape)[0]
         if len(candidates) >= N_MAX or used + need > node.free_cpus:

@@ -196,8 +196,9 @@ class Waiting:
 
     def allows(self, view: Snapshot, chosen: Next) -> bool:
         """Returns whether the limits of an action's tenant allow its smallest size. If they do not,
-        the tenant's actions of this shape are passed over in this cycle, and all of the tenant's
-        if this one may not be overtaken: else smaller ones would take each unit that comes free.
+        the tenant's actions of this shape are passed over in this cycle. If only its CPUs are
+        lacking and it may not be overtaken, all of the tenant's are: else smaller ones would take
+        each CPU that comes free. Memory and GPUs that sessions hold come free only when others run.
         """
         turns, shape = self._turns, chosen.shape
         if turns is None:
@@ -205,11 +206,12 @@ class Waiting:
         tenant = turns.tenant_of(client_of(chosen.action))
         least = 0 if shape.session else next((d for d in shape.degrees if d), 1)
         beside = ((MEMORY, shape.mem_mib), (GPU, shape.gpus))
-        if least <= turns.room(tenant) and all(
-                units + self._beside[tenant, resource] <= of.room(tenant)
-                for resource, units in beside if units and (of := view.turns(resource))):
+        rest = all(units + self._beside[tenant, resource] <= of.room(tenant)
+                   for resource, units in beside if units and (of := view.turns(resource)))
+        if rest and least <= turns.room(tenant):
             return True
-        if chosen.overdue:
+        if (rest and chosen.overdue
+                and any(view.fits(node, shape, 0) for node in view.candidates(shape))):
             self.leave_out(tenant)
         else:
             self.skip_shape_of(chosen)
