@@ -6,7 +6,8 @@ beside it would end with an ImportError. Python 3.11 has an option against that;
 none. So this file is run by its path, and runs the module.
 
 Invariants: nothing is imported before the folder of this file, in which Python would look first, is
-removed from the path. The package is the one that has this file, because a child must be of the
+removed from the path. Python has followed links to it, as there are in a view of Spack, so it is
+removed by its place. The package is the one that has this file, because a child must be of the
 same release as its parent, wherever that was imported from.
 """
 
@@ -28,8 +29,9 @@ def own_command(*words: str) -> list[str]:
 
 
 def _main() -> None:
+    if not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]
     folder = __file__.rpartition("/")[0]
-    sys.path[:] = [path for path in sys.path if path != folder]
     import importlib.util
     import runpy
 

@@ -7,6 +7,7 @@ import concurrent.futures
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -65,6 +66,17 @@ def test_a_cluster_starts_beside_files_with_names_of_pythons_modules(
     with LocalCluster(cpus=1, mem_mib=1024, home=tmp_path / "home", http=True) as c:
         assert c.submit(["echo", "fine"]).result(timeout=60).text == "fine\n"
         assert c.submit(grade).result(timeout=60) == "good"
+
+
+def test_a_package_of_links_puts_no_module_of_it_beside_those_of_others(tmp_path: Path) -> None:
+    """As in a view of Spack, which has a link for each file."""
+    whole = Path(tangram_hpc.__file__).parent
+    shutil.copytree(whole, tmp_path / "tangram_hpc", copy_function=os.symlink,
+                    ignore=shutil.ignore_patterns("__pycache__"))
+    shown = subprocess.run([sys.executable, tmp_path / "tangram_hpc/start_module.py", "site"],
+                           check=True, capture_output=True, text=True).stdout
+    assert "sys.path = [" in shown
+    assert f"'{whole}'" not in shown
 
 
 # ---- submit ------------------------------------------------------------------------------------
