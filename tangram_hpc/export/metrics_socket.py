@@ -7,16 +7,14 @@ the file system's. Prometheus itself scrapes TCP only, so a site puts its agent 
 
 from __future__ import annotations
 
-import os
 import socket
 import socketserver
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from ..errors import InvalidInput, TangramError
-from ..stale_socket import remove_stale_socket
+from ..errors import TangramError
+from ..stale_socket import free_path, remove_own_socket
 
 _SCRAPE_S = 30.0  # a peer that is silent for so long is hung up on
 _ASK_S = 15.0  # without a scrape, after which the broker is asked whether the job still runs
@@ -72,8 +70,7 @@ def serve_on(path: Path, metrics: Any) -> NoReturn:
         raise lost[0]
     finally:
         server.server_close()
-        with suppress(OSError):
-            path.unlink()
+        remove_own_socket(path)
 
 
 def _app(metrics: Any, lost: list[BaseException]) -> Any:
@@ -97,11 +94,5 @@ def _app(metrics: Any, lost: list[BaseException]) -> Any:
 
 
 def _listening(path: Path) -> _UnixServer:
-    remove_stale_socket(path, "--listen")
-    before = os.umask(0o177)
-    try:
+    with free_path(path, "--listen"):
         return _UnixServer(str(path), _QuietHandler)  # type: ignore[arg-type]
-    except OSError as error:
-        raise InvalidInput(f"--listen {path}: {error.strerror or error}") from None
-    finally:
-        os.umask(before)

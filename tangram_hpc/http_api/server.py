@@ -18,7 +18,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from .. import InvalidInput
-from ..stale_socket import remove_stale_socket
+from ..stale_socket import free_path, remove_own_socket
 from .cut_off import tell_cut_offs_in_one_line
 
 KEEP_ALIVE_S = 180  # longer than clients pause between two requests on one connection
@@ -85,17 +85,14 @@ def bind(where: Where) -> tuple[socket.socket, str]:
 
 
 def _bind_unix(path: Path) -> tuple[socket.socket, str]:
-    remove_stale_socket(path, "--unix")
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)  # only this user may connect
     try:
-        listening.bind(str(path))
-    except OSError as error:
+        with free_path(path, "--unix"):
+            listening.bind(str(path))
+            listening.listen(BACKLOG)
+    except InvalidInput:
         listening.close()
-        raise InvalidInput(f"--unix: {path}: {error.strerror or error}") from None
-    finally:
-        os.umask(before)
-    listening.listen(BACKLOG)
+        raise
     return listening, f"unix:{path}"
 
 
@@ -141,7 +138,7 @@ async def serve(app: ASGIApp, where: Where, key: str,
     finally:
         listening.close()
         if where.unix:
-            Path(where.unix).unlink(missing_ok=True)
+            remove_own_socket(Path(where.unix))
 
 
 def _allow_open_files() -> None:

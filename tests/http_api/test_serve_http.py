@@ -26,6 +26,7 @@ import pytest
 from tangram_hpc import InvalidInput, LocalCluster
 from tangram_hpc.http_api.rewards import load_function
 from tangram_hpc.http_api.server import Where, bind
+from tangram_hpc.stale_socket import free_path
 
 REWARDS = '''
 def exact(prompt, response, label):
@@ -363,6 +364,38 @@ def test_a_killed_server_leaves_its_path_to_the_next_one_which_ends_with_its_ter
     assert not path.exists()
 
 
+def test_a_server_that_ends_leaves_the_path_to_one_that_has_begun_meanwhile(
+        cluster: LocalCluster, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    before = Server(cluster, "--unix", str(path))
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(str(path))
+        caller.sendall(f"POST /{before.told['key']}/run_code HTTP/1.1\r\nHost: x\r\n"
+                       "Content-Length: 9\r\nExpect: 100-continue\r\n\r\n".encode())
+        caller.settimeout(60)
+        assert b"100" in caller.recv(4096)  # it waits for the body
+        before.process.send_signal(signal.SIGTERM)
+        while _listens_at(path):
+            time.sleep(0.02)
+        after = Server(cluster, "--unix", str(path))
+    before.process.communicate(timeout=60)
+    assert _listens_at(path)
+    assert after.end() == (0, "") and not path.exists()
+
+
+def _listens_at(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as link:
+        return path.exists() and link.connect_ex(str(path)) == 0
+
+
+def test_of_servers_that_begin_at_once_at_a_killed_ones_path_one_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    with free_path(path, "--unix"), pytest.raises(InvalidInput, match="begins or ends to listen"):
+        bind(Where(unix=str(path)))
+
+
 @pytest.mark.attack("network", "keys")
 def test_tls_hides_the_key_on_the_way(cluster: LocalCluster, tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
@@ -383,7 +416,7 @@ def test_tls_hides_the_key_on_the_way(cluster: LocalCluster, tmp_path: Path) -> 
     (Where("0.0.0.0"), "--host: name one address"), (Where("192.0.2.1"), "--host 192.0.2.1"),
     (Where(tls_cert="/dev/null"), "give both or neither"),
     (Where(tls_cert="/nowhere", tls_key="/nowhere"), "--tls-cert: /nowhere cannot be read"),
-    (Where(unix="/nowhere/s"), "--unix: /nowhere/s: No such file")])
+    (Where(unix="/nowhere/s"), "--unix /nowhere/s: No such file")])
 def test_an_address_that_cannot_be_used_is_one_clear_line(where: Where, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         bind(where)
