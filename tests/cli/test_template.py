@@ -367,6 +367,24 @@ def test_a_lost_component_may_start_only_when_the_job_has_ended(pretence: Preten
         f"{held}30days", f"{held}300seconds", "scontrol update jobid=8 dependency=afternotok:7"]
 
 
+def test_a_component_that_is_lost_as_the_job_ends_may_start_again(pretence: Pretence) -> None:
+    squeue, scontrol = pretence.folder / "bin" / "squeue", pretence.folder / "bin" / "scontrol"
+    squeue.write_text(
+        "#!/bin/bash\nprintf '%-20s%-20s%-20s\\n' 7 0 RUNNING 8 1 PENDING 9 0 RUNNING\n")
+    squeue.chmod(0o755)
+    scontrol.write_text("""#!/bin/bash
+        if [[ $* == *30days ]]; then  # it takes effect late
+            touch "$LOG.held"
+            until grep -q '+300seconds' "$LOG"; do sleep 0.05; done
+        fi
+        echo "$*" >> "$LOG"
+        """)
+    pretence.run("""touch "$TANGRAM_HOME/jobs/7/ended"
+        until [ -e "$LOG.held" ]; do sleep 0.05; done""")
+    found = [line.rpartition("+")[2] for line in pretence.logged() if "starttime=now" in line]
+    assert found == ["300seconds", "30days", "300seconds"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_trainer_then_broker(pretence: Pretence, number: int) -> None:
     child = pretence.start("""trap 'echo "trainer ended" >> "$LOG"; exit 4' TERM
