@@ -53,18 +53,13 @@ class Pyslurm:
     Args:
         environ: the caller's environment, from which the child's is made.
         deadline_s: how long one call may take, seconds; then the child is killed.
-        argv: the command that starts the child, if it is another one.
     """
 
-    def __init__(self, environ: Mapping[str, str], deadline_s: float = DEADLINE_S,
-                 argv: Sequence[str] = ()) -> None:
+    def __init__(self, environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> None:
         env = slurm_command_environment(environ)
-        package = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 2))
-        paths = [p for p in env.get("PYTHONPATH", "").split(os.pathsep) if p]
         self._commands, self._conf = Commands(environ, deadline_s), env.get("SLURM_CONF", "")
         self._submitters = dict(env)
-        self._child = Child(argv or module_command(CHILD),
-                            {**env, "PYTHONPATH": os.pathsep.join([*paths, package])}, deadline_s)
+        self._child = Child(module_command(CHILD), env, deadline_s)
         self._answered = False
 
     @property
