@@ -338,6 +338,17 @@ def test_a_session_goes_on_while_an_action_waits_for_the_memory_that_it_holds(pl
             w.finish(inside.pop(0))
 
 
+def test_an_action_for_which_no_node_has_memory_holds_back_no_others_of_its_tenant() -> None:
+    w = tenants(mem=100, a=TenantSpec("a", grp_tres=(("cpu", 4),)), b=TenantSpec("b"))
+    w.session(mem=60)
+    w.submit(1, profile=Profile(100 * S))
+    w.plan()
+    w.submit(4, mem_mib=60)
+    w.now += 30 * S
+    small = w.submit(1)
+    assert started(w.plan()) == [small]
+
+
 @pytest.mark.parametrize("restore_ns,work_ns", [(0, 10**8), (10**7, 10**8), (2 * S, S)])
 def test_a_limit_of_gpus_keeps_no_call_from_a_copy_that_it_may_use(restore_ns: int,
                                                                    work_ns: int) -> None:
