@@ -169,7 +169,7 @@ def _replay_kept(found: list[JournalData]) -> tuple[NamedWorkReplay, int]:
                 del journal.commits[n:]
                 return _replay_kept(found[:number + 1])[0], number
         if journal.salvage.holes or journal.cut or (
-                journal.report.version < 0 and not journal.commits):
+                journal.report.version < 0 and not (journal.commits or journal.head)):
             return replay, number
     return replay, len(found)
 
