@@ -3,17 +3,20 @@
 Inspect finds this module by its entry point; nothing of this package imports it, as it needs the
 extra `inspect`. Use `Task(sandbox="tangram")` in a process that can reach a broker (`TANGRAM_JOB`,
 `TANGRAM_ACCESS` or a Slurm job), or `("tangram", "tangram-sandbox.json")`, whose keys are the
-arguments of `Client.session`. Inspect expects each failure as an exception of a certain type. A
-session's file errors are Python's own types, as Inspect wants them, so they pass through unchanged.
+arguments of `Client.session`. Inspect expects each failure as an exception of a certain type: those
+that it knows become the answer to the policy's tool call, and any other one ends the sample.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from inspect_ai.tool import ToolError
 from inspect_ai.util import (
     ExecResult,
     OutputLimitExceededError,
@@ -24,7 +27,7 @@ from inspect_ai.util import (
 )
 
 import tangram_hpc
-from tangram_hpc.errors import InvalidInput
+from tangram_hpc.errors import FileDenied, FileFailed, FileIsFolder, FileMissing, InvalidInput
 
 from .harness.session_options import session_options
 
@@ -121,18 +124,36 @@ class TangramSandbox(SandboxEnvironment):
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
         """Writes a file; see `SandboxEnvironment.write_file`."""
-        await self.session.write(file, contents)
+        with _file_errors():
+            await self.session.write(file, contents)
 
     async def read_file(self, file: str, text: bool = True) -> str | bytes:
         """Reads a file; see `SandboxEnvironment.read_file`."""
         most = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
-        entry = await self.session.stat(file)
         data: bytes = b""
-        if entry.size <= most:  # the size of a link is that of what it leads to only when read
-            data = await self.session.read(file, length=most + 1)
+        with _file_errors():
+            entry = await self.session.stat(file)
+            if entry.size <= most:  # the size of a link is that of what it leads to only when read
+                data = await self.session.read(file, length=most + 1)
         if max(entry.size, len(data)) > most:
             raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, None)
         return data.decode() if text else data
+
+
+@contextlib.contextmanager
+def _file_errors() -> Iterator[None]:
+    """Raises the failure of a file operation as a type that Inspect gives to the policy, which may
+    have chosen the path. The text is without the action's id, which no two runs share."""
+    try:
+        yield
+    except FileFailed as error:
+        text = getattr(error.result, "text", str(error))
+        if isinstance(error, FileMissing | FileIsFolder | FileDenied):
+            error.args = (text,)
+            raise
+        if isinstance(error, NotADirectoryError):  # scorers expect one type for a missing file
+            raise FileNotFoundError(text) from error
+        raise ToolError(text) from error
 
 
 def _read(config: str) -> Any:

@@ -117,12 +117,15 @@ def nemo_gym_stood_in() -> Iterator[types.ModuleType]:
 @contextmanager
 def inspect_stood_in() -> Iterator[types.ModuleType]:
     """Yields the sandbox's module, imported over names without behaviour."""
-    kinds = {name: type(name, (), {}) for name in ("ExecResult", "SandboxEnvironment",
-                                                   "SandboxEnvironmentLimits")}
+    kinds = {name: type(name, (), {}) for name in ("ExecResult", "SandboxEnvironment")}
+    kinds["SandboxEnvironmentLimits"] = type("SandboxEnvironmentLimits", (), {
+        "MAX_EXEC_OUTPUT_SIZE": 10 << 20, "MAX_READ_FILE_SIZE": 100 << 20})
     errors = {name: type(name, (Exception,), {}) for name in ("OutputLimitExceededError",
                                                               "SandboxUserUnsupportedError")}
     util = _module("inspect_ai.util", sandboxenv=lambda name: lambda kind: kind, **kinds, **errors)
-    with _present({"inspect_ai": _module("inspect_ai"), "inspect_ai.util": util},
+    tool = _module("inspect_ai.tool", ToolError=type("ToolError", (Exception,), {}))
+    with _present({"inspect_ai": _module("inspect_ai"), "inspect_ai.util": util,
+                   "inspect_ai.tool": tool},
                   "tangram_hpc.hooks.inspect_sandbox"):
         yield importlib.import_module("tangram_hpc.hooks.inspect_sandbox")
 

@@ -116,6 +116,25 @@ def test_a_sample_whose_files_cannot_be_written_is_an_error(tmp_path: Path) -> N
         assert eventually(lambda: sessions_open(running) == 0)
 
 
+def test_a_path_that_cannot_be_read_is_told_to_the_policy(tmp_path: Path) -> None:
+    """Any type that Inspect does not know would end the sample, and the policy chose the path."""
+    with inspect_stood_in() as module, LocalCluster(cpus=1, home=tmp_path / "home") as client:
+        with client.session() as session:
+            session.exec("touch plain; ln -s loop loop").result(60)
+            sandbox = module.TangramSandbox(session)
+            for path, kind, told in [
+                    ("nothing", FileNotFoundError, "no such file: nothing"),
+                    ("plain/x", FileNotFoundError, "plain/x: Not a directory"),
+                    (".", IsADirectoryError, ".: it is a directory"),
+                    ("loop", module.ToolError, "loop: too many links"),
+                    ("a\0b", module.ToolError, r"'a\x00b': a path cannot hold a zero byte")]:
+                with pytest.raises(kind) as caught:
+                    asyncio.run(sandbox.read_file(path))
+                assert str(caught.value) == told
+            with pytest.raises(FileNotFoundError, match=r"^plain/x: Not a directory$"):
+                asyncio.run(sandbox.write_file("plain/x", ""))
+
+
 def test_a_configuration_that_is_not_json_is_named(tmp_path: Path) -> None:
     config = tmp_path / "tangram-sandbox.yaml"
     config.write_text("mem: 1G\n")
