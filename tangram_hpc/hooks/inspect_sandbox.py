@@ -30,6 +30,7 @@ import tangram_hpc
 from tangram_hpc.errors import FileDenied, FileFailed, FileIsFolder, FileMissing, InvalidInput
 
 from .harness.session_options import session_options
+from .tool_answers import file_error_text
 
 _RETRIES_S = (60, 30)  # the longest times of a second and a third try after a time-out
 _NOT_STARTED = (126, 127)
@@ -143,11 +144,11 @@ class TangramSandbox(SandboxEnvironment):
 @contextlib.contextmanager
 def _file_errors() -> Iterator[None]:
     """Raises the failure of a file operation as a type that Inspect gives to the policy, which may
-    have chosen the path. The text is without the action's id, which no two runs share."""
+    have chosen the path."""
     try:
         yield
     except FileFailed as error:
-        text = getattr(error.result, "text", str(error))
+        text = file_error_text(error)
         if isinstance(error, FileMissing | FileIsFolder | FileDenied):
             error.args = (text,)
             raise

@@ -19,11 +19,17 @@ from math import inf
 from typing import Any
 
 import tangram_hpc
-from tangram_hpc.errors import InvalidInput, MissingExtra, TangramError, how_to_install
+from tangram_hpc.errors import (
+    FileFailed,
+    InvalidInput,
+    MissingExtra,
+    TangramError,
+    how_to_install,
+)
 
 from .harness.session_options import seconds_of, session_options
 from .process_client import process_client
-from .tool_answers import TEXT_MAX, answer_text, shortened
+from .tool_answers import TEXT_MAX, answer_text, file_error_text, shortened
 
 _TIMEOUT_S = 120.0
 
@@ -137,6 +143,8 @@ def _telling(tool: Callable[..., Coroutine[Any, Any, str]], error_class: type[Ex
     async def telling(*args: Any, **kwargs: Any) -> str:
         try:
             return await tool(*args, **kwargs)
+        except FileFailed as error:
+            raise error_class(file_error_text(error)) from None
         except TangramError as error:
             raise error_class(str(error)) from None
 

@@ -8,6 +8,7 @@ same command, such as ids, nodes or times, because a policy would learn such noi
 from __future__ import annotations
 
 from tangram_hpc import ActionState, ExecResult
+from tangram_hpc.errors import FileFailed
 
 TEXT_MAX = 8000  # characters of one answer; a longer one loses its middle
 
@@ -33,6 +34,12 @@ def answer_text(result: ExecResult, timeout_s: float | None = None, longest: int
         if not any(parts[:2]) and result.reason:
             parts.insert(0, result.reason)
     return shortened("\n".join(part for part in parts if part), longest, sum(result.cut))
+
+
+def file_error_text(error: FileFailed) -> str:
+    """Returns the text of a failed file operation without the action's id, which no two runs
+    share."""
+    return str(getattr(error.result, "text", error))
 
 
 def shortened(text: str, longest: int, cut: int = 0) -> str:

@@ -30,7 +30,7 @@ from tangram_hpc import BrokerUnreachable, ExecResult, Session, SessionLost
 from tangram_hpc.errors import FileFailed
 
 from .process_client import SessionSlot, first_files, lasting
-from .tool_answers import TEXT_MAX, answer_text
+from .tool_answers import TEXT_MAX, answer_text, file_error_text
 
 _THREADS_MAX = 512  # the most rollouts of one turn whose tools run at the same time
 
@@ -148,8 +148,8 @@ class ShellEnvironment(SandboxEnvironment):
         """
         try:
             self.session.write(path, content).result()
-        except FileFailed as error:  # its text has the action's id, which no two runs share
-            error.args = (getattr(error.result, "text", str(error)),)
+        except FileFailed as error:
+            error.args = (file_error_text(error),)
             raise
         return f"wrote {len(content)} characters to {path}"
 

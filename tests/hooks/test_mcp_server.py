@@ -7,6 +7,7 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,6 +57,24 @@ def test_files_are_written_read_and_listed(cluster: LocalCluster) -> None:
             await tools.read_file("none")
 
     asyncio.run(story())
+
+
+def test_a_file_error_is_told_without_the_actions_id(
+        cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools: dict[str, Any] = {}
+
+    class Server:
+        def __init__(self, name: str) -> None: ...
+
+        def tool(self, **options: Any) -> Any:
+            return lambda tool: tools.setdefault(tool.__name__, tool)
+
+    monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", SimpleNamespace(MCPServer=Server))
+    monkeypatch.setitem(sys.modules, "mcp.server.mcpserver.exceptions",
+                        SimpleNamespace(ToolError=RuntimeError))
+    make_server(SessionTools())
+    with pytest.raises(RuntimeError, match=r"^no such file: none$"):
+        asyncio.run(tools["read_file"]("none"))
 
 
 def test_half_a_surrogate_pair_is_an_error_that_the_agent_can_read() -> None:
@@ -113,7 +132,7 @@ async def main():
         assert await call("write_file", path="f", content="one") == (False, "wrote 3 bytes to f")
         assert await call("run_command", command="cat f; exit 3") == (False, "one\\n[exit code 3]")
         failed, text = await call("read_file", path="none")
-        assert failed and "none" in text, (failed, text)
+        assert failed and text.endswith(" read_file: no such file: none"), (failed, text)
 asyncio.run(main())
 """
 
