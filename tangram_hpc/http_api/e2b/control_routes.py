@@ -156,6 +156,15 @@ def _copying(router: APIRouter, sandboxes: SandboxRegistry) -> None:
         raise ApiError(501, "pause: sandboxes of this server cannot be paused; a sandbox in which "
                             "nothing runs holds its memory and no CPU")
 
+    @router.get("/sandboxes/{number}/metrics")
+    @router.put("/sandboxes/{number}/network")
+    @router.post("/sandboxes/{number}/snapshots")
+    async def not_served(number: str, http: Request) -> Response:
+        """Refuses the request. With 404 the SDK would say that the sandbox is gone."""
+        await sandboxes.find(number, _owner(http))
+        raise ApiError(501, f"{http.url.path.rpartition('/')[2]}: this server does not serve this; "
+                            "docs/HTTP.md says what it serves")
+
 
 def _owner(http: Request) -> str:
     owner = http.scope["state"]["client"]

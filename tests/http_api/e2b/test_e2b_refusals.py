@@ -66,6 +66,15 @@ def test_an_address_without_a_route_is_refused_in_the_form_of_the_wire(
     assert told.status == 404 and told.json["code"] == 404 and told.json["message"]
 
 
+@pytest.mark.parametrize("method, path", [
+    ("GET", "metrics"), ("PUT", "network"), ("POST", "snapshots")])
+def test_what_is_not_served_does_not_say_that_the_sandbox_is_gone(
+        players: tuple[Player, Player], method: str, path: str) -> None:
+    told = players[0].control(method, f"/sandboxes/{players[0].known['ID']}/{path}", {})
+    assert told.status == 501 and told.json["message"].startswith(f"{path}: this server does not")
+    assert players[0].control(method, f"/sandboxes/none/{path}", {}).status == 404
+
+
 @pytest.mark.attack("rank", "sessions")
 def test_a_client_sees_its_own_sandboxes_only(players: tuple[Player, Player]) -> None:
     alice, bob = players
