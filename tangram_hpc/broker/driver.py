@@ -122,7 +122,7 @@ class Broker:
                                   lambda client: client in scheduler.ledger.clients)
         self._keys = IdempotencyKeys(scheduler.ledger, spool, self._garbage.forgotten)
         self._snapshots = Snapshots(scheduler.ledger, self._now, self._peers.send_to_worker,
-                                    self._peers.send_to_client, sweep)
+                                    self._peers.send_to_client, sweep, timer)
         self._results = UnacknowledgedResults(scheduler.ledger, self._peers, self._outbox)
         self._failure_detector = FailureDetector(self._now, self._record_event, self.satellites)
         self._liveness = self._failure_detector.liveness

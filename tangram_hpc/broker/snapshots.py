@@ -12,7 +12,8 @@ each of the builder's steps has a time limit (`timeout` of `Client.prepared`), i
 have none.
 
 This state is kept in memory only. To a broker that is started again, the workers tell which
-snapshots they have, and prepared environments are built once more.
+snapshots they have, and prepared environments are built once more. Workers come back one after
+another, so a node that needs a snapshot that nobody has reported yet waits until all are back.
 
 Invariants: a snapshot is known exactly while a node has it; an environment has at most one builder;
 while nodes wait for an archive, a node that has the snapshot was ordered to publish it.
@@ -28,12 +29,15 @@ from typing import Any
 
 from ..domain.ids import show
 from ..domain.session import SNAPSHOT_NAME, SessionSpec
+from ..ports import Timer
 from ..protocol import message as ms
 from ..scheduler.state.ledger import Ledger
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _TEXT_MAX = 4000
 HOLDERS_MOST = 32  # nodes with a snapshot that the scheduler is told of
+REMOVED_MOST = 1000  # names of removed snapshots that are remembered
+LATE_S = 2.0  # between two checks for workers that may have an unknown snapshot
 
 
 @dataclass
@@ -43,7 +47,7 @@ class _Snapshot:
     Attributes:
         image: the image of the session, as it was asked for; empty for none.
         digest: the digest of that image; empty for none and for a plain folder.
-        session: the id of the session of which it was taken.
+        session: the id of the session of which it was taken; 0 until a node tells it that took it.
         taken_ns: when it was taken, in epoch ns.
         nodes: the numbers of the nodes that have it, and the MiB that it takes on each.
         files: the name of its archive in the store; empty for none.
@@ -85,14 +89,17 @@ class Snapshots:
         send_to_worker: queues a message to a node.
         send_to_client: queues a message to a client.
         sweep: begins to remove the entries of some owners from the store.
+        timer: calls back on the broker's loop.
     """
 
     def __init__(self, ledger: Ledger, now: Callable[[], int],
                  send_to_worker: Callable[..., None], send_to_client: Callable[..., None],
-                 sweep: Callable[[list[str]], None]) -> None:
-        self._ledger, self._now, self._sweep = ledger, now, sweep
+                 sweep: Callable[[list[str]], None], timer: Timer) -> None:
+        self._ledger, self._now, self._sweep, self._timer = ledger, now, sweep, timer
         self._send_to_worker, self._send_to_client = send_to_worker, send_to_client
         self._known: dict[str, _Snapshot] = {}
+        self._late: dict[str, set[int]] = {}  # the nodes that wait for an unknown snapshot
+        self._removed: dict[str, None] = {}  # what clients removed last, the oldest first
         self._environments: dict[str, _Environment] = {}
 
     # ---- sessions ----
@@ -146,18 +153,41 @@ class Snapshots:
             self._published(node, report, known)
 
     def _held(self, node: int, report: ms.SnapshotReport, known: _Snapshot | None) -> None:
+        name = report.name
+        if name in self._removed:  # while this node fetched it, or was away
+            return self._send_to_worker(node, ms.SnapshotOrder(name, "remove"))
         if known is None:
-            if not report.session:  # the snapshot was removed while this node fetched it
-                return self._send_to_worker(node, ms.SnapshotOrder(report.name, "remove"))
-            known = self._known[report.name] = _Snapshot(
-                report.image, report.digest, report.session, self._now())
+            known = self._known[name] = _Snapshot(
+                report.image, report.digest, report.session, self._now(),
+                wanted=self._late.pop(name, set()))
+        known.session = known.session or report.session
         known.nodes[node] = report.mib
+        self._have_published(name, known)
 
     def _wanted(self, name: str, known: _Snapshot | None, node: int) -> None:
-        if known is None or known.files:
-            return self._send_files(name, known, node, "it was removed")
-        known.wanted.add(node)
-        self._have_published(name, known)
+        if known is None:
+            if name not in self._late:
+                self._timer.after(LATE_S, lambda: self._look_for(name, not self._ledger.away))
+            self._late.setdefault(name, set()).add(node)
+        elif known.files:
+            self._send_files(name, known, node, "")
+        else:
+            known.wanted.add(node)
+            self._have_published(name, known)
+
+    def _look_for(self, name: str, all_back: bool) -> None:
+        """Tells the nodes that wait for an unknown snapshot that it is gone, once all workers are
+        back that may have it. A worker reports its snapshots only after it was welcomed.
+
+        Args:
+            all_back: whether no worker was away at the check before this one.
+        """
+        if self._ledger.away or not all_back:
+            back = not self._ledger.away
+            self._timer.after(LATE_S, lambda: self._look_for(name, back))
+        else:
+            for node in self._late.pop(name, ()):
+                self._send_files(name, None, node, "no node has it any more")
 
     def _have_published(self, name: str, known: _Snapshot) -> None:
         """Orders a node to publish, if nodes wait for the archive and none is making it."""
@@ -201,6 +231,8 @@ class Snapshots:
 
     def node_lost(self, node: int) -> None:
         """Forgets what a node had, because its worker is gone."""
+        for waiting in self._late.values():
+            waiting.discard(node)
         for name, known in list(self._known.items()):
             known.wanted.discard(node)
             self._gone(name, known, node)
@@ -235,6 +267,9 @@ class Snapshots:
                 for name, one in self._known.items()]
 
     def _remove(self, name: str) -> bool:
+        self._removed[name] = None
+        if len(self._removed) > REMOVED_MOST:
+            del self._removed[next(iter(self._removed))]
         known = self._known.get(name)
         if known is None:
             return False

@@ -21,7 +21,8 @@ class SnapshotInfo(msgspec.Struct, frozen=True):
             are not counted.
         image: the image of the session of which it was taken; empty for none.
         digest: the digest of that image; empty for none and for a plain folder.
-        session: the id of that session.
+        session: the id of that session; empty if the broker was started again and only nodes that
+            fetched the snapshot are there.
         taken_s: when it was taken, in seconds since the epoch.
         sessions: how many open sessions began from it.
         prepared: whether it is a prepared environment.
