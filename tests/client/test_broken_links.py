@@ -170,6 +170,18 @@ def test_input_on_its_way_when_the_link_breaks_arrives_once_and_more_can_follow(
     assert sorted(others) == sorted([SIGNAL, HANGUP])
 
 
+def test_each_end_of_the_input_stays_behind_what_was_written_before_it(rig: LinkRig) -> None:
+    pty, lease = pty_of(rig)
+    for text in (b"one\n", b"two\n"):
+        pty.write(text)
+        pty.hang_up()
+    rig.worker_says(ms.InputCredit(lease, WINDOW))
+    rig.until(lambda: input_of(rig)[1].count(HANGUP) == 2, "both ends arrive")
+    got = [payload if message.kind == DATA else message.kind for message, payload
+           in rig.worker.heard if isinstance(message, ms.Input)]
+    assert got == [b"one\n", HANGUP, b"two\n", HANGUP]
+
+
 def test_credit_that_comes_while_the_link_is_broken_is_not_lost(rig: LinkRig) -> None:
     pty, lease = pty_of(rig)
     with rig.broken():

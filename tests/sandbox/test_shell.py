@@ -21,6 +21,7 @@ from tangram_hpc.protocol.payload import (
     TerminalCall,
 )
 from tangram_hpc.resources import process_tree
+from tangram_hpc.sandbox.shells.terminal import Terminal
 from tests.helpers.executor_rig import NOTHING
 from tests.helpers.shell_rig import SHELL, make_session, shell_rig
 
@@ -353,6 +354,21 @@ def test_the_end_of_the_input_ends_one_program(make: Any, text: bytes) -> None:
     rig.give(lease, input_flow.DATA, b"more\n")
     assert rig.end(lease)[0].exit_code == 0
     assert b"[more]" in b"".join(data for _, data in rig.pieces[lease])
+
+
+def test_an_end_of_the_input_that_waits_for_room_stays_before_what_follows_it() -> None:
+    terminal, line = Terminal((24, 80), echo=False), b"line\n"
+    sent = line * 40_000
+    terminal.write(sent)
+    assert terminal.waits_to_write
+    terminal.hang_up()
+    terminal.write(b"more\n")
+    got = b""
+    while data := os.read(terminal.program, 1 << 16):
+        got += data
+        terminal.write_more()
+    assert got == sent and os.read(terminal.program, 100) == b"more\n"
+    terminal.close()
 
 
 def test_a_resize_after_the_program_closed_its_terminal_is_harmless(make: Any) -> None:

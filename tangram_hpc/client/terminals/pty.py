@@ -39,7 +39,8 @@ class Pty:
         self._credit = 0  # bytes that may be sent
         self._granted = 0  # bytes that might be sent in all since the command began
         self._unsent = bytearray()
-        self._hang_up = False  # the end of the input follows what is unsent
+        self._sent = 0  # bytes that were sent in all
+        self._ends: deque[int] = deque()  # after how many bytes in all each end of input follows
         self._pieces: deque[bytes] = deque()  # output that nobody has read
         self._ended = False
         watch_forks(self)
@@ -48,6 +49,7 @@ class Pty:
         """Ends the copy in the child of a fork; see `forked`."""
         self._changed, self._ended = threading.Condition(), True
         self._unsent.clear()
+        self._ends.clear()
         self._pieces.clear()
 
     # ---- on the connection's thread ----
@@ -72,17 +74,21 @@ class Pty:
         with self._changed:
             self._ended = True
             self._unsent.clear()
+            self._ends.clear()
             self._changed.notify_all()
 
     def _pump(self) -> None:
-        while self._unsent and self._credit:
-            piece = bytes(self._unsent[:min(self._credit, input_flow.PIECE_MAX)])
+        while self._credit and (self._unsent or self._ends):
+            before = self._ends[0] - self._sent if self._ends else len(self._unsent)
+            if not before:
+                self._ends.popleft()
+                self._connection.send_input(self.future.action, input_flow.HANGUP)
+                continue
+            piece = bytes(self._unsent[:min(self._credit, input_flow.PIECE_MAX, before)])
             del self._unsent[:len(piece)]
             self._credit -= len(piece)
+            self._sent += len(piece)
             self._connection.send_input(self.future.action, input_flow.DATA, data=piece)
-        if self._hang_up and not self._unsent and self._credit:
-            self._hang_up = False
-            self._connection.send_input(self.future.action, input_flow.HANGUP)
 
     # ---- for the user ----
 
@@ -150,10 +156,12 @@ class Pty:
         return self.future.interrupt()
 
     def hang_up(self) -> None:
-        """Ends the input, as ^D at the beginning of a line does, behind all that was written."""
+        """Ends the input, as ^D at the beginning of a line does, behind all that was written. What
+        is written afterwards is for the next program that reads the terminal."""
         with self._changed:
-            self._hang_up = True
-            self._pump()
+            if not self._ended:
+                self._ends.append(self._sent + len(self._unsent))
+                self._pump()
 
     def wait(self, timeout: float | None = None) -> int:
         """Waits for the command's end and returns its exit status.

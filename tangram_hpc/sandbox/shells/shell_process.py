@@ -14,7 +14,8 @@ One command is three lines of the script:
 
 The end of the second line and the third line also switch tracing off until the next text, and take
 away prompts that a command has set (`. venv/bin/activate` sets PS1): the shell would write them to
-its error output.
+its error output. What these lines call is named with `\\command`, because a command may define an
+alias or a function of the same name, such as `printf`.
 
 The shell is interactive because only then an error such as an unset variable under `set -u`, or
 SIGINT, ends the command and not the shell. On SIGINT such a shell throws away the line that it is
@@ -49,8 +50,8 @@ _DIGITS_MAX = 20  # of a number that a shell says
 _LINE_MAX = 256  # bytes of a line on the control pipe; ours are shorter
 _PIECE = 1 << 16
 _NAMES = ("bash", "sh", "dash", "ash")
-_QUIET = "set +xv; PS1= PS2="
-_QUIET_BASH = f"\\unset -v PROMPT_COMMAND PS0; {_QUIET}"
+_QUIET = "\\command set +xv; PS1= PS2="
+_QUIET_BASH = f"\\command unset -v PROMPT_COMMAND PS0; {_QUIET}"
 _EVER = ("TANGRAM_CPUS", "TANGRAM_CPUS_MAX")  # not the shell's to hide
 
 
@@ -145,8 +146,9 @@ class ShellProcess:
         begin = "set +m; PS1= PS2=; __tangram_was() { return \"$1\"; }\n"
         if self._bash:
             begin += ("set +H +o history; unset HISTFILE MAILCHECK PROMPT_COMMAND PS0\n"
-                      f"\\. /dev/fd/{_SOURCE} {_SOURCE}<<<'\\printf \"s\\n\" >&{self._fd}'\n")
-        self._put(f"{begin}\\printf 'h %s\\n' \"$$\" >&{self._fd}\n")
+                      f"\\command . /dev/fd/{_SOURCE} {_SOURCE}<<<"
+                      f"'\\command printf \"s\\n\" >&{self._fd}'\n")
+        self._put(f"{begin}\\command printf 'h %s\\n' \"$$\" >&{self._fd}\n")
 
     def _spawn(self, cwd: str, home: str, env: dict[str, str], fds: tuple[int, ...]) -> None:
         options = ["--norc", "--noprofile", "--noediting"] if self._bash else []
@@ -191,16 +193,16 @@ class ShellProcess:
         """
         self._serial += 1
         self.interrupted_ns = 0
-        evaluate = "\\eval" if self._bash else "\\command eval"
-        line = f"{evaluate} \"$__tangram\" <{_quoted(stdin)} {self._fd}>&-"
+        line = f"\\command eval \"$__tangram\" <{_quoted(stdin)} {self._fd}>&-"
         if self._sources:
-            line = (f"\\. /dev/fd/{_SOURCE} {_SOURCE}<<<{_quoted(f'{line} {_SOURCE}<&-')}")
+            line = (f"\\command . /dev/fd/{_SOURCE} {_SOURCE}<<<"
+                    f"{_quoted(f'{line} {_SOURCE}<&-')}")
         value = _quoted(self._first_line() + text)
         if file:
             read = f"<{_quoted(file)}" if self._bash else f"\\cat {_quoted(file)}"
             value = f'{_quoted(self._first_line())}"$({read})"'
         self._put(f"{self._granting(grants.plain(*granted))}__tangram={value}\n"
-                  f"\\printf 'b %s\\n' {self._serial} >&{self._fd}; {line}; "
+                  f"\\command printf 'b %s\\n' {self._serial} >&{self._fd}; {line}; "
                   f"{{ __tangram_code=$? __tangram_flags=$-; {self._quieten}; }} 2>/dev/null\n"
                   + self._last_line())
         return self._serial
@@ -208,9 +210,9 @@ class ShellProcess:
     def _first_line(self) -> str:
         """Returns what `eval` runs before the text: it restores the tracing flags and the exit
         status that the third line of the command before has changed."""
-        words = ["unset __tangram"]
+        words = ["\\command unset __tangram"]
         if back := "".join(flag for flag in "xv" if flag in self._flags):
-            words.append(f"set -{back}")
+            words.append(f"\\command set -{back}")
         elif self.code and "e" not in self._flags:  # under `set -e` it would end the shell
             words.append(f"__tangram_was {self.code}")
         return "; ".join(words) + "\n"
@@ -220,8 +222,9 @@ class ShellProcess:
         not appear in a trace. The end of the second line has kept the status and the flags, unless
         SIGINT came in between.
         """
-        return (f"{{ \\printf '{word} %s %s %s\\n' {self._serial} \"${{__tangram_code-$?}}\" "
-                f"\"${{__tangram_flags-$-}}\" >&{self._fd}; unset __tangram_code __tangram_flags; "
+        return (f"{{ \\command printf '{word} %s %s %s\\n' {self._serial} \"${{__tangram_code-$?}}\" "
+                f"\"${{__tangram_flags-$-}}\" >&{self._fd}; "
+                "\\command unset __tangram_code __tangram_flags; "
                 f"{self._quieten}; }} 2>/dev/null\n")
 
     def _granting(self, env: dict[str, str]) -> str:
@@ -234,14 +237,15 @@ class ShellProcess:
             new, old = env[name], self._grant.get(name)
             if new == old:
                 continue
-            change = f"export {name}={_quoted(new)}"
+            change = f"\\command export {name}={_quoted(new)}"
             if name not in _EVER and old is not None:
                 change = f"case ${{{name}-}} in {_quoted(old)}) {change};; esac"
             lines.append(change + "\n")
             self._grant[name] = new
         if env["CUDA_VISIBLE_DEVICES"] != self._grant.get("CUDA_VISIBLE_DEVICES", ""):
             self._grant["CUDA_VISIBLE_DEVICES"] = env["CUDA_VISIBLE_DEVICES"]
-            lines.append(f"export CUDA_VISIBLE_DEVICES={_quoted(env['CUDA_VISIBLE_DEVICES'])}\n")
+            lines.append("\\command export CUDA_VISIBLE_DEVICES="
+                         f"{_quoted(env['CUDA_VISIBLE_DEVICES'])}\n")
         return "".join(lines)
 
     def interrupt(self, number: int = signal.SIGINT) -> None:

@@ -13,6 +13,7 @@ import select
 import signal
 import struct
 import termios
+from collections import deque
 from contextlib import suppress
 
 from ...protocol import input_flow
@@ -59,7 +60,8 @@ class Terminal:
             raise Unstartable(126, _REFUSED.format(error)) from None
         os.set_blocking(self.fd, False)
         self._unwritten = bytearray()
-        self._ending = False
+        self._taken = 0  # bytes that the terminal took in all
+        self._ends: deque[int] = deque()  # after how many bytes in all each end of input follows
         self._in_line = False  # whether the last input byte has not ended its line
 
     def give(self, identity: Identity | None) -> None:
@@ -105,34 +107,38 @@ class Terminal:
 
     def hang_up(self) -> None:
         """Ends the input behind what was written: the reader sees the end of file (^D)."""
-        self._ending = True
+        end = self._taken + len(self._unwritten)
+        if not self._ends or self._ends[-1] != end:
+            self._ends.append(end)
         self.write_more()
 
     def write_more(self) -> int:
         """Writes what waits, as far as there is room; returns how many bytes the terminal took."""
-        taken = 0
+        before = self._taken
         try:
-            while self._unwritten:
-                count = os.write(self.fd, self._unwritten[: input_flow.PIECE_MAX])
-                self._in_line = self._unwritten[count - 1] not in _LINE_ENDS
-                del self._unwritten[:count]
-                taken += count
-            if self._ending:
-                # within a line, ^D only hands the line over; the next one is then the end
-                os.write(self.fd, b"\x04\x04" if self._in_line else b"\x04")
-                self._ending = self._in_line = False
+            while self.waits_to_write:
+                most = self._ends[0] - self._taken if self._ends else len(self._unwritten)
+                if most:
+                    count = os.write(self.fd, self._unwritten[: min(most, input_flow.PIECE_MAX)])
+                    self._in_line = self._unwritten[count - 1] not in _LINE_ENDS
+                    del self._unwritten[:count]
+                    self._taken += count
+                else:  # within a line, ^D only hands the line over; the next one is then the end
+                    os.write(self.fd, b"\x04\x04" if self._in_line else b"\x04")
+                    self._ends.popleft()
+                    self._in_line = False
         except BlockingIOError:
             pass
         except OSError:  # nobody is at the other side any more
-            taken += len(self._unwritten)
+            self._taken += len(self._unwritten)
             self._unwritten.clear()
-            self._ending = False
-        return taken
+            self._ends.clear()
+        return self._taken - before
 
     @property
     def waits_to_write(self) -> bool:
         """Whether input waits for room."""
-        return bool(self._unwritten or self._ending)
+        return bool(self._unwritten or self._ends)
 
     @property
     def events(self) -> int:
