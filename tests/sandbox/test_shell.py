@@ -74,6 +74,20 @@ def test_a_low_limit_of_open_files_is_told_with_the_remedy(make: Any) -> None:
     assert rig.start(program="sh").state is ActionState.COMPLETED
 
 
+@pytest.mark.parametrize(("program", "names"), [
+    ("bash", "printf eval . unset set export cd"), ("sh", "printf cd")])
+def test_functions_and_aliases_with_the_names_of_builtins_do_not_stop_a_shell(
+        make: Any, program: str, names: str) -> None:
+    rig = make("process")
+    rig.start(program=program)
+    rig.told("; ".join(f"alias {name}='echo alias'" for name in names.split() if name != "."))
+    functions = "; ".join(f"{name}() {{ echo mine; }}" for name in names.split())
+    rig.told(f"\\command unalias -a\n{functions}")
+    outcome, back = rig.run("cd; (exit 3)")
+    assert (outcome.exit_code, back.stdout) == (3, b"mine\n")
+    assert rig.told("echo $? $__tangram_code; printf x") == b"3\nmine\n"
+
+
 @BOTH
 @pytest.mark.parametrize("program", ["bash", "sh"])
 def test_neither_prompts_nor_lines_of_the_shells_own_are_in_its_output(

@@ -222,8 +222,8 @@ class ShellProcess:
         not appear in a trace. The end of the second line has kept the status and the flags, unless
         SIGINT came in between.
         """
-        return (f"{{ \\command printf '{word} %s %s %s\\n' {self._serial} \"${{__tangram_code-$?}}\" "
-                f"\"${{__tangram_flags-$-}}\" >&{self._fd}; "
+        return (f"{{ \\command printf '{word} %s %s %s\\n' {self._serial} "
+                f"\"${{__tangram_code-$?}}\" \"${{__tangram_flags-$-}}\" >&{self._fd}; "
                 "\\command unset __tangram_code __tangram_flags; "
                 f"{self._quieten}; }} 2>/dev/null\n")
 
