@@ -42,6 +42,22 @@ def test_a_command_returns_its_output_exit_code_and_signal(rig: Rig) -> None:
     assert "SIGSEGV" in outcome.reason
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_session_whose_directory_a_command_removes_goes_on(tmp_path: Path, compiled: bool
+                                                             ) -> None:
+    rig = Rig(tmp_path, compiled=compiled)
+    rig.open()
+    rig.shell("ls", session=1)  # the compiled loop learns from it
+    assert rig.shell("rm -rf ~", session=1)[0].state is ActionState.COMPLETED
+    assert rig.shell("pwd", session=1, cwd="/tmp")[1].stdout == b"/tmp\n"
+    assert rig.shell("pwd", session=1)[0].reason.startswith("cwd: the session's own directory: No")
+    rig.shell("mkdir ~; cd ~; echo kept >new", session=1, cwd="/")
+    assert rig.shell("ls; cat new", session=1)[1].stdout == b"new\nkept\n"
+    rig.shell("rm -rf ~; mkdir ~; cd ~; echo kept >other", session=1)
+    assert rig.shell("ls", session=1)[1].stdout == b"other\n"
+    rig.close()
+
+
 def test_a_program_that_cannot_start_fails_with_127_or_126_as_in_a_shell(rig: Rig) -> None:
     for argv, code, text in (
         (("no-such-program",), 127, "no program 'no-such-program' in PATH"),

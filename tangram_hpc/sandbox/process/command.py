@@ -11,8 +11,8 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from ...domain.outcome import Outcome
@@ -386,23 +386,40 @@ def start_in(
     cwd: str, home: str, path: str, argv: list[str], env: dict[str, str],
     fds: tuple[int, int, int], terminal: str = "", identity: Identity | None = None,
 ) -> int:
-    """Starts a program in a directory. A spawned process has its parent's directory, so this one
-    changes to it and back. `terminal` is the path of the terminal that shall control the command,
-    if any, and `identity` is its user, if that is not the user of this process.
+    """Starts a program in a directory. `terminal` is the path of the terminal that shall control
+    the command, if any, and `identity` is its user, if that is not the user of this process.
 
     Raises:
         Unstartable: it could not be started.
     """
-    if not cwd:
+    with in_directory(cwd, home):
         return _start(path, argv, env, fds, terminal, identity)
+
+
+@contextmanager
+def in_directory(cwd: str, home: str) -> Iterator[None]:
+    """Lets this process be in a directory, because a spawned process has its parent's. A command
+    may have removed `home`, or have made another directory of its name.
+
+    Args:
+        cwd: the directory, from `home`.
+        home: the directory in which this process is otherwise.
+
+    Raises:
+        Unstartable: this process cannot change to the directory.
+    """
     try:
         os.chdir(os.path.join(home, cwd))
     except (OSError, ValueError) as error:
-        raise Unstartable(126, f"cwd: {cwd}: {getattr(error, 'strerror', error)}") from None
+        why = getattr(error, "strerror", error)
+        raise Unstartable(126, f"cwd: {cwd}: {why}" if cwd else
+                          f"cwd: the session's own directory: {why}; write a file into it, or name "
+                          "another cwd") from None
     try:
-        return _start(path, argv, env, fds, terminal, identity)
+        yield
     finally:
-        os.chdir(home)
+        with suppress(OSError):  # it was removed
+            os.chdir(home)
 
 
 def _start(path: str, argv: list[str], env: dict[str, str], fds: tuple[int, int, int],

@@ -123,7 +123,8 @@ class FastPath:
         isolation: the isolation of the sandbox.
         output_max: bytes of one output stream; Python serves a command that writes more.
         watch: whether Python checks the memory of commands.
-        begin: the directory in which commands begin; empty for this process's own.
+        begin: the directory in which commands begin; empty for this process's own. A command may
+            have removed it, or have made another one of its name.
         folders: the directories that an action without a session must leave empty, the sandbox's
             home first; at most 3.
 

@@ -343,7 +343,7 @@ class Init:
                      self._group_cpu.fd)
             self._fast_path = fast_path.FastPath(doors, changed_signals(), self._isolation,
                                                  setup.output_max, setup.watch,
-                                                 setup.box.workdir, self._folders.paths)
+                                                 self._begin, self._folders.paths)
         if self._isolation.pause is not None:
             self._poll.register(self._isolation.pause.gone_fd, select.POLLIN)
         self._send(Ready(self._isolation.name))

@@ -39,7 +39,7 @@ from contextlib import suppress
 from ...protocol.payload import ShellCall
 from ...resources import process_tree
 from ..environment import Grants, hints
-from ..process.command import RESTORED, find_program, give
+from ..process.command import RESTORED, find_program, give, in_directory
 from ..process.spawn_as import spawn_as
 from ..process.unstartable import Unstartable
 from ..process.users import Identity
@@ -159,23 +159,18 @@ class ShellProcess:
         if self.terminal is not None:  # the first terminal that a session leader opens is its own
             actions.insert(0, (os.POSIX_SPAWN_OPEN, 0, self.terminal.path, os.O_RDWR, 0))
         try:
-            os.chdir(os.path.join(home, cwd))
-        except (OSError, ValueError) as error:
-            raise Unstartable(126, f"cwd: {cwd}: {getattr(error, 'strerror', error)}") from None
-        try:
-            self.pid = (
-                os.posix_spawn(self._program, argv, env, file_actions=actions, setsid=True,
-                               setsigmask=(), setsigdef=RESTORED) if self.identity is None else
-                spawn_as(self.identity, self._program, argv, env,
-                         dict(zip(numbers, fds, strict=True)),
-                         self.terminal.path if self.terminal is not None else "", RESTORED))
+            with in_directory(cwd, home):
+                self.pid = (
+                    os.posix_spawn(self._program, argv, env, file_actions=actions, setsid=True,
+                                   setsigmask=(), setsigdef=RESTORED) if self.identity is None else
+                    spawn_as(self.identity, self._program, argv, env,
+                             dict(zip(numbers, fds, strict=True)),
+                             self.terminal.path if self.terminal is not None else "", RESTORED))
         except OSError as error:
             raise Unstartable(126, f"shell: cannot run {self._program!r}: {error.strerror}",
                               error.errno == 11) from None
         except (ValueError, TypeError, NotImplementedError) as error:
             raise Unstartable(126, f"shell: {error}") from None
-        finally:
-            os.chdir(home)
         self._grant = {name: env[name] for name, _ in hints(1) if name in env}
 
     # ---- commands ----
