@@ -126,13 +126,18 @@ def _on_terminal(client: Any, command: list[str], options: dict[str, Any]) -> in
 
 
 def _status(future: Any, result: Any) -> int:
-    """Prints why the action ended, if that needs saying; returns the exit status."""
+    """Prints why the action ended and how much output is missing, if that needs saying; returns
+    the exit status.
+    """
     if result is None:
         print(f"tangram: action {future.id} was cancelled", file=sys.stderr)
         return 128 + signal.SIGINT
     if result.reason:
         print(f"tangram: action {future.id}: {result.state.value}: {printable(result.reason)}",
               file=sys.stderr)
+    if any(result.cut):
+        print(f"tangram: action {future.id}: {sum(result.cut)} bytes of its output were not "
+              "printed; let it write into a file, or raise output_max", file=sys.stderr)
     return int(result.exit_code)
 
 

@@ -418,6 +418,9 @@ def test_tangram_run_has_the_output_folder_and_status_of_srun(cluster: LocalClus
     assert tangram(cluster, "run", "--", "sh", "-c", "kill -9 $$").returncode == 137
     assert tangram(cluster, "run", "-t", "0.2", "--", "sleep", "9").returncode == 124
     assert tangram(cluster, "run", "--", "no-such-program").returncode == 127
+    much = tangram(cluster, "run", "--", "sh", "-c", "yes | head -c 2000000")
+    assert much.returncode == 0 and len(much.stdout) == 1 << 20
+    assert f"{2_000_000 - (1 << 20)} bytes of its output were not printed" in much.stderr
 
 
 def test_run_is_cancelled_by_interrupt(cluster: LocalCluster, tmp_path: Path) -> None:

@@ -357,6 +357,14 @@ def test_a_command_on_a_terminal_takes_what_it_has_credit_for(make: Any) -> None
     assert b"100000" in b"".join(data for _, data in rig.pieces[lease])
 
 
+def test_a_terminal_is_not_silent_after_the_output_that_a_command_may_keep(make: Any) -> None:
+    rig = make("bwrap")
+    call = TerminalCall(ExecCall(shell="yes | head -c 1500000; echo end", stream=True))
+    lease = rig.begin(call, Kind.EXEC, session=rig.session)
+    assert rig.end(lease)[1].cut == (0, 0)
+    assert b"".join(data for _, data in rig.pieces[lease]).endswith(b"end\r\n")
+
+
 @pytest.mark.parametrize("text", [b"", b"a line\n", b"no line end"])
 def test_the_end_of_the_input_ends_one_program(make: Any, text: bytes) -> None:
     rig = make("bwrap")

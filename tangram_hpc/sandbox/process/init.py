@@ -441,7 +441,7 @@ class Init:
         if isinstance(call, ShellCall):
             return self._shells.command(run, call, kept, isolation, usage, self._grants)
         if isinstance(call, TerminalCall):
-            return TerminalCommand(run, call, kept, isolation, usage)
+            return TerminalCommand(run, call, most, isolation, usage)  # it may last for days
         if isinstance(call, DetachableCall):
             return DetachableCommand(run, call, kept, isolation, usage, self._detachable,
                                      self._shells.inside())
