@@ -83,7 +83,7 @@ def node_spec(config: Config, environ: Mapping[str, str], backends: Backends,
         het_group: the number of the het component; -1 for none.
     """
     devices = lent_devices(config, environ) if devices is None else devices
-    place, real = slurm_place(environ), affinity.usable()
+    place, real = slurm_place(environ, het_group), affinity.usable()
     host = socket.gethostname()
     count = config.cpus or (place.cpus if place is not None else 0) or len(real)
     cores = real[:count] if count <= len(real) else tuple(range(count))

@@ -46,13 +46,20 @@ class SlurmPlace:
     restarts: int = 0
 
 
-def slurm_place(environ: Mapping[str, str]) -> SlurmPlace | None:
-    """Returns what Slurm says of this process, or None outside a job."""
+def slurm_place(environ: Mapping[str, str], het_group: int = -1) -> SlurmPlace | None:
+    """Returns what Slurm says of this process, or None outside a job.
+
+    Args:
+        environ: the process's environment.
+        het_group: the number of the het component in which the process runs; -1 for none. Slurm
+            gives a job step no such number.
+    """
     job = environ.get("SLURM_JOB_ID")
     if not job:
         return None
     cpus = _int(environ.get("SLURM_CPUS_ON_NODE"))
-    mem = _int(environ.get("SLURM_MEM_PER_NODE")) or cpus * _int(environ.get("SLURM_MEM_PER_CPU"))
+    env = _memory_of(environ, f"_HET_GROUP_{het_group}") or environ
+    mem = _int(env.get("SLURM_MEM_PER_NODE")) or cpus * _int(env.get("SLURM_MEM_PER_CPU"))
     return SlurmPlace(
         job=job,
         node=environ.get("SLURMD_NODENAME", ""),
@@ -67,6 +74,14 @@ def slurm_place(environ: Mapping[str, str]) -> SlurmPlace | None:
         cluster=environ.get("SLURM_CLUSTER_NAME", ""),
         restarts=_int(environ.get("SLURM_RESTART_COUNT")),
     )
+
+
+def _memory_of(environ: Mapping[str, str], component: str) -> dict[str, str]:
+    """Returns the variables of a component's memory, by their plain names. Under these names
+    themselves a job step of any component finds component 0's.
+    """
+    return {name.removesuffix(component): value for name, value in environ.items()
+            if name.startswith("SLURM_MEM_PER_") and name.endswith(component)}
 
 
 def job_account(environ: Mapping[str, str]) -> str:

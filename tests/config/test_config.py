@@ -114,6 +114,15 @@ def test_settings_reach_the_node_and_its_sandboxes() -> None:
         Backends.probed(read_paths=["/"])
 
 
+def test_a_worker_lends_the_memory_of_its_own_het_component() -> None:
+    """A job step of any component has component 0's memory in the names without a number."""
+    environ = {"SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "4", "SLURM_MEM_PER_NODE": "900",
+               "SLURM_MEM_PER_NODE_HET_GROUP_0": "900", "SLURM_MEM_PER_NODE_HET_GROUP_1": "300",
+               "SLURM_MEM_PER_CPU_HET_GROUP_2": "50"}
+    assert [node_spec(load_config({}), environ, Backends((), ()), het_group=n).mem_mib
+            for n in (-1, 0, 1, 2)] == [900, 900, 300, 200]
+
+
 def test_a_missing_named_settings_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="No such file"):
         load_config({"TANGRAM_CONFIG": str(tmp_path / "no.toml")})
