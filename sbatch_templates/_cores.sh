@@ -25,3 +25,12 @@ elif [ "$lend_cpus" -ne "$lent_cpus" ] || [ "$held" -ne "$step_cpus" ]; then
     echo "tangram: a core of ${SLURMD_NODENAME:-this node} is $core CPUs and a step has whole cores: of $node_cpus CPUs on each" \
         "node $lend_cpus are lent (cpus_lent=$lent_cpus) and the ranks hold $held (they asked for $step_cpus, and sacct counts these)"
 fi
+# srun leaves the job's memory in the environment of a step that has less, so the workers are told theirs
+lend_mem=<MEM_LENT>
+case "$lend_mem" in
+    0) lend_mib="" ;;                                    # all of the job's
+    *[Kk]) lend_mib=$((${lend_mem%?} / 1024)) ;;
+    *[Gg]) lend_mib=$((${lend_mem%?} * 1024)) ;;
+    *[Tt]) lend_mib=$((${lend_mem%?} * 1024 * 1024)) ;;
+    *) lend_mib="${lend_mem%[Mm]}" ;;
+esac

@@ -22,8 +22,8 @@ def script(template: str = "single-node", **keys: str) -> str:
     return render(load(template), {"trainer": "true", **keys})
 
 
-def steps(pretence: Pretence, text: str, node_cpus: str, cores: int, cpus: int  # noqa: F811
-          ) -> tuple[int, list[str], str, str]:
+def steps(pretence: Pretence, text: str, node_cpus: str, cores: int, cpus: int,  # noqa: F811
+          **env: str) -> tuple[int, list[str], str, str]:
     """Runs a script on a node with these cores and CPUs: its status, the CPUs that the srun of the
     workers got, stdout and stderr."""
     srun = pretence.folder / "bin" / "srun"
@@ -32,7 +32,7 @@ def steps(pretence: Pretence, text: str, node_cpus: str, cores: int, cpus: int  
     (pretence.folder / "bin" / "scontrol").write_text(
         f"#!/bin/bash\n{NODE.format(cores=cores, cpus=cpus)}\n")
     status, out, err = pretence.run("", text, SLURM_JOB_CPUS_PER_NODE=node_cpus,
-                                    SLURMD_NODENAME="n1", SLURM_JOB_NUM_NODES="1")
+                                    SLURMD_NODENAME="n1", SLURM_JOB_NUM_NODES="1", **env)
     lent = [m[1] for line in pretence.logged() if "worker" in line and line.startswith("srun")
             and (m := re.search(r"--cpus-per-task=(\d+)", line))]
     return status, lent, out, err
@@ -55,6 +55,21 @@ def test_lent_cpus_are_rounded_to_whole_cores_with_one_line(
 def test_lent_cpus_are_not_rounded_where_a_core_is_one_cpu(pretence: Pretence) -> None:  # noqa: F811
     text = script(cpus_lent="5", ranks="2")
     assert steps(pretence, text, "8", cores=8, cpus=8) == (0, ["5"], "", "")
+
+
+@pytest.mark.parametrize(("mem", "told"), [
+    ("0", None), ("500", "500"), ("500M", "500"), ("64G", "65536"), ("1t", "1048576"),
+    ("2048K", "2")])
+@pytest.mark.parametrize("template", ["single-node", "homogeneous"])
+def test_workers_are_told_the_memory_of_their_step(
+        pretence: Pretence, template: str, mem: str, told: str | None) -> None:  # noqa: F811
+    """By `srun --mem` alone they would take the job's memory for theirs."""
+    text = script(template, mem_lent=mem, ranks="2", gateway="off", partition="")
+    status, _, _, err = steps(pretence, text, "16", cores=16, cpus=16)
+    assert (status, err) == (0, "")
+    line = next(line for line in pretence.logged() if "--job-name=workers" in line)
+    found = re.search(r" env (SLURM_MEM_PER_NODE=(\d+) )?bash ", line)
+    assert f" --mem={mem} " in line and found is not None and found[2] == told
 
 
 def test_job_steps_that_cannot_fit_together_are_refused_in_one_line(pretence: Pretence) -> None:  # noqa: F811
