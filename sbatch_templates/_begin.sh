@@ -24,6 +24,14 @@ fi
 if [ -n "${SLURM_STEP_ID:-}" ]; then                    # a step's cores and MPI: this script is in no step
     forget '^(SLURM_STEP|SLURM_CPU_BIND|PMI_|PMIX_[^M]|OMPI_COMM_WORLD_)'
 fi
+# srun takes these as options of each step; an interactive job leaves them behind
+forget '^SLURM_(NTASKS_PER_(NODE|GPU)|GPUS(_PER_(NODE|SOCKET|TASK))?|CPUS_PER_GPU|MEM_PER_GPU)$'
+if [ -n "${SLURM_THREADS_PER_CORE:-}${SLURM_MEM_PER_CPU:+${SLURM_MEM_PER_NODE:-}}" ]; then  # of this job or that one
+    asked=$(timeout 20 scontrol -o show job "${SLURM_JOB_ID:-}" 2>/dev/null | sed -n 1p) || asked=""
+    [[ ! $asked =~ " ReqB:S:C:T="[^\ ]*":* " ]] || unset SLURM_THREADS_PER_CORE
+    [[ ! $asked =~ " MinMemoryNode=" ]] || unset SLURM_MEM_PER_CPU
+    [[ ! $asked =~ " MinMemoryCPU=" ]] || unset SLURM_MEM_PER_NODE
+fi
 if [ -n "${tangram_asked_end:-}" ]; then                # that job's script had asked for its own end
     unset SLURM_JOB_END_TIME
 fi
@@ -70,7 +78,6 @@ if [ -n "$settings" ]; then
 fi
 umask 077
 export SLURM_EXPORT_ENV=ALL                             # overrides any --export of the submission
-unset SLURM_NTASKS_PER_NODE                             # the job's value; each step gives its own
 if [ -z "${SLURM_JOB_END_TIME:-}" ]; then               # an older Slurm does not set this variable
     ends=$(SLURM_TIME_FORMAT=standard squeue -h -j "$slurm_job" -o %e 2>/dev/null | sed -n 1p) || ends=""
     ends=$(date -d "${ends:-unknown}" +%s 2>/dev/null) || ends=""

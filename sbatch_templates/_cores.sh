@@ -9,6 +9,9 @@ if [[ $topology =~ CoresPerSocket=([1-9][0-9]*)" ".*CPUTot=([1-9][0-9]*)" ".*" "
     core=$((BASH_REMATCH[2] / (BASH_REMATCH[1] * BASH_REMATCH[3])))
     core=$((core > 0 ? core : 1))
 fi
+if [ "${SLURM_THREADS_PER_CORE:-$core}" -lt "$core" ]; then  # --hint=nomultithread: the job counts whole cores itself
+    core="$SLURM_THREADS_PER_CORE"
+fi
 node_cpus=$(tr ',' '\n' <<< "$SLURM_JOB_CPUS_PER_NODE" | sed 's/(.*//' | sort -n | sed -n 1p)
 step_cpus=$((node_ranks * rank_cpus))                   # ranks of one CPU share cores, others do not
 held=$((rank_cpus > 1 ? node_ranks * ((rank_cpus + core - 1) / core * core)

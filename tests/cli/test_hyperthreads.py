@@ -57,6 +57,13 @@ def test_lent_cpus_are_not_rounded_where_a_core_is_one_cpu(pretence: Pretence) -
     assert steps(pretence, text, "8", cores=8, cpus=8) == (0, ["5"], "", "")
 
 
+def test_a_job_that_uses_one_thread_of_each_core_counts_cores(pretence: Pretence) -> None:  # noqa: F811
+    """As with `sbatch --hint=nomultithread`: Slurm then gives 3 cores for 3 CPUs."""
+    text = script(cpus_lent="2", ranks="1", gateway="off")
+    assert steps(pretence, text, "3", cores=4, cpus=8, SLURM_THREADS_PER_CORE="1") == (
+        0, ["2"], "", "")
+
+
 @pytest.mark.parametrize(("mem", "told"), [
     ("0", None), ("500", "500"), ("500M", "500"), ("64G", "65536"), ("1t", "1048576"),
     ("2048K", "2")])

@@ -267,7 +267,8 @@ kill -TERM "$(cat "$LOG.pid")"
 SCONTROL = """\
 #!/bin/bash
 echo "scontrol $*" >> "$LOG"
-[ -z "${RESTARTS:-}" ] || echo "JobId=7 Requeue=1 Restarts=$RESTARTS BatchFlag=1"
+[ -z "${RESTARTS:-}" ] || echo "JobId=7 Requeue=1 Restarts=$RESTARTS BatchFlag=1 CPUs/Task=4" \
+    "ReqB:S:C:T=0:0:*:${THREADS:-*} TRES=cpu=4,mem=600M,node=1 MinMemoryNode=600M MinTmpDiskNode=0"
 """
 
 
@@ -540,7 +541,10 @@ OUTER = {"SLURM_HET_SIZE": "3", "SLURM_JOB_ID_HET_GROUP_0": "5", "SLURM_JOB_ID_H
          "SLURM_RESTART_COUNT": "2", "SLURM_JOB_END_TIME": "17", "tangram_asked_end": "yes",
          "TANGRAM_ACCESS": "/other/access.json", "TANGRAM_GATEWAY": "1", "RANK": "3",
          "WORLD_SIZE": "4", "LOCAL_RANK": "3", "MASTER_ADDR": "g1", "MASTER_PORT": "29500",
-         "PMI_RANK": "3", "PMIX_NAMESPACE": "5.4", "OMPI_COMM_WORLD_RANK": "3"}
+         "PMI_RANK": "3", "PMIX_NAMESPACE": "5.4", "OMPI_COMM_WORLD_RANK": "3",
+         "SLURM_GPUS": "1", "SLURM_GPUS_PER_NODE": "1", "SLURM_GPUS_PER_TASK": "1",
+         "SLURM_CPUS_PER_GPU": "2", "SLURM_NTASKS_PER_GPU": "1", "SLURM_MEM_PER_GPU": "100",
+         "SLURM_MEM_PER_CPU": "100", "SLURM_THREADS_PER_CORE": "1"}
 SQUEUE = """\
 #!/bin/bash
 [ "$SLURM_TIME_FORMAT" = standard ] && echo 2096-10-02T07:06:40
@@ -564,7 +568,8 @@ def told_of_another_job(pretence: Pretence, **env: str) -> dict[str, str]:
 
 def test_what_another_job_left_in_the_environment_is_dropped(pretence: Pretence) -> None:
     """The end and the number of starts are this job's, and the step is the fake srun's."""
-    assert told_of_another_job(pretence, RESTARTS="0", **OUTER) == {
+    assert told_of_another_job(pretence, RESTARTS="0", SLURM_MEM_PER_NODE="600",
+                               **OUTER) == {
         "SLURM_RESTART_COUNT": "0", "SLURM_JOB_END_TIME": "4000000000", "tangram_asked_end": "yes",
         "SLURM_STEP_ID": "5"}
     assert not list(pretence.folder.glob("*.2.out"))
@@ -572,8 +577,8 @@ def test_what_another_job_left_in_the_environment_is_dropped(pretence: Pretence)
 
 def test_what_the_user_and_this_job_set_is_kept(pretence: Pretence) -> None:
     own = {"SLURM_RESTART_COUNT": "2", "SLURM_JOB_END_TIME": "5000000000", "MASTER_PORT": "29500",
-           "SLURM_CPU_BIND": "none"}
-    told = told_of_another_job(pretence, RESTARTS="2", SLURM_HET_SIZE="", **own)
+           "SLURM_CPU_BIND": "none", "SLURM_THREADS_PER_CORE": "1"}
+    told = told_of_another_job(pretence, RESTARTS="2", THREADS="1", SLURM_HET_SIZE="", **own)
     assert {name: told[name] for name in own} == own and told["SLURM_JOB_ID_HET_GROUP_0"] == "7"
 
 
