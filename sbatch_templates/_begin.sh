@@ -50,6 +50,7 @@ fi
 requeue() {             # whether Slurm puts this job back; a controller that is restarted is asked again for 10 minutes
     local said end=$((SECONDS + 600))
     until said=$(scontrol requeue "$slurm_job" 2>&1); do  # by itself scontrol gives up after about 20 s
+        [[ ! $said =~ "pending execution" ]] || return 0 # said of a component that waits already; the others then do too
         if [[ ! $said =~ contact|Unexpected|timed|standby ]] || [ "$SECONDS" -ge "$end" ]; then
             echo "$said" >&2
             return 1

@@ -53,8 +53,10 @@ worker='export TANGRAM_SCRATCH="<SCRATCH>/tangram-node-$tangram_tag-$SLURMD_NODE
                 ! scontrol show hostnames "$nodes" | grep -qxF "$tangram_first"; }; then
             [ ! -s "$tangram_folder/lost.component" ] ||
                 scontrol update jobid="$(cat "$tangram_folder/lost.component")" starttime=now+3minutes
-            scontrol requeue "$slurm_job" && exit "$status"  # fails if another worker was first or requeueing is not allowed
-            [ "$(squeue -h -j "$slurm_job" -o %T | head -n 1)" != RUNNING ] || scancel "$slurm_job"
+            said="$(scontrol requeue "$slurm_job" 2>&1)" && exit "$status"
+            [ "$said" = "${said#*pending execution}" ] || exit "$status"  # another worker was first, or a component waited
+            echo "$said" >&2                            # as where requeueing is not allowed
+            ! squeue -h -j "$slurm_job" -o %T | grep -qx RUNNING || scancel "$slurm_job"
             exit "$status"
         fi
         sleep 30

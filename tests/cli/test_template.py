@@ -472,11 +472,12 @@ def test_a_job_near_its_time_limit_is_requeued_up_to_requeues_times(
 @pytest.mark.parametrize(("said", "times", "err"), [
     ("Unexpected message received for job 7", 2, ""),  # seen where nobody listens
     ("slurm_requeue error: Unable to contact slurm controller (connect failure)", 2, ""),
+    ("Job is pending execution for job 8", 1, ""),  # a het job had lost this component
     ("Requested operation is presently disabled for job 7", 1,
      "Requested operation is presently disabled for job 7\n")])
 def test_a_requeue_waits_for_a_controller_that_is_away(
         pretence: Pretence, said: str, times: int, err: str) -> None:
-    """Slurm's own refusal is final."""
+    """Slurm's own refusal is final, except that of a component that waits already."""
     scontrol = pretence.folder / "bin" / "scontrol"
     scontrol.write_text(f"""{SCONTROL}
         if [ "$1" = requeue ] && [ "$(grep -c "^scontrol requeue" "$LOG")" -eq 1 ]; then
