@@ -132,9 +132,12 @@ class Site:
         return told.stdout.strip()
 
     def state(self, job: str) -> str:
-        """Slurm's word for the job; empty when it has gone from the queue."""
-        told = self.cluster.run_as_user(["squeue", "-h", "-j", job, "-o", "%T"])
-        return told.stdout.split("\n")[0].strip() if told.returncode == 0 else ""
+        """Slurm's word for the job, or for a het job's first component, as squeue lists others that
+        wait before it; empty when it has gone from the queue."""
+        told = self.cluster.run_as_user(["squeue", "-h", "-j", job, "-o", "%i %T"])
+        rows = [line.split() for line in told.stdout.splitlines()] if told.returncode == 0 else []
+        own = [state for number, state in rows if number in (job, f"{job}+0")]
+        return (own or [state for _, state in rows] or [""])[0]
 
     def output(self, name: str, job: str) -> str:
         """What the job printed so far."""
