@@ -281,6 +281,14 @@ def test_scratch_is_removed_however_deep_or_closed_its_folders_are(tmp_path: Pat
     assert scratch.remove(str(home)) and list(tmp_path.iterdir()) == []
 
 
+def test_a_link_in_the_place_of_scratch_is_removed_and_its_target_kept(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "s"
+    target.mkdir(mode=0o755)
+    link.symlink_to(target)
+    assert scratch.remove(str(link)) and not link.is_symlink()
+    assert target.stat().st_mode & 0o777 == 0o755
+
+
 def test_only_plain_values_and_arrays_are_encoded() -> None:
     plain: tuple[Any, ...] = (
         None, True, -5, 2**63, -(2**64), 1.5, "ä", b"\0", [], (), {"a": (1, (2,))},

@@ -260,6 +260,8 @@ def _strip(root: str, above: int | None = None, keep: frozenset[str] = frozenset
     not what `keep` names in `root`. A directory that is not empty is first moved up into `root`, so
     neither its depth nor the length of its path can be too large.
     """
+    if not stat.S_ISDIR(os.lstat(root, dir_fd=above).st_mode):  # `change` would follow a link
+        raise NotADirectoryError(root)
     modes.change(root, 0o700, above)
     top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
     fresh = map(f".{os.urandom(8).hex()}-{{}}".format, count())  # names that cannot be in use
