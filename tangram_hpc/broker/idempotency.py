@@ -60,7 +60,7 @@ class IdempotencyKeys:
             lease = self._ledger.leases.get(self._ledger.actions[action].lease)
             kept = self._spool.result(name) if lease is not None else None
             if lease is not None and kept is not None and kept[0].action == action:
-                clean = not lease.node
+                clean = not lease.node  # a lease of no node, as a grant's, leaves no processes
                 found.append(ev.LeaseFinished(now, lease.lease, kept[0].outcome, clean))
         return found
 

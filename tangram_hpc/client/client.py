@@ -272,7 +272,7 @@ class Client:
         """Runs a command, outside of a session, on a terminal of its own; returns at once.
 
         Args:
-            command, options: as for `Session.pty`, and `trusted` and `clean_env` of `submit`.
+            command, options: as for `Session.pty`, and `component` and `trusted` of `submit`.
 
         Returns:
             The terminal, to write to and to read from.

@@ -218,8 +218,8 @@ class Session:
 
         Args:
             command: an argv list, or a line for the shell.
-            options: `rows` and `cols` (24 and 80), `echo` (False), `cwd`, `env`, and the options of
-                `exec` but for `stdin`, `files` and `on_output`.
+            options: `rows` and `cols` (24 and 80), `echo` (False), and of the options of `exec`
+                `cwd`, `env`, `clean_env`, `cpus`, `mem`, `gpus`, `timeout`, `name` and `user`.
 
         Returns:
             The terminal, to write to and to read from.

@@ -123,10 +123,10 @@ def cases_of(program: str, tests: Any) -> list[Case]:
         return []
     if not isinstance(told, Mapping):
         return []
-    given_columns = [told.get(name) for name in ("assert_case", "inputs", "outputs")]
-    asserts, inputs, outputs = columns = [_column(each) for each in given_columns]
-    if any(each is not None and column is None
-           for each, column in zip(given_columns, columns, strict=True)):
+    try:
+        asserts, inputs, outputs = (_column(told.get(name))
+                                    for name in ("assert_case", "inputs", "outputs"))
+    except TypeError:
         return []
     if asserts is not None:
         inputs = [""] * len(asserts) if inputs is None else inputs
@@ -143,14 +143,19 @@ def cases_of(program: str, tests: Any) -> list[Case]:
 
 
 def _column(value: Any) -> list[Any] | None:
-    """Returns the values of one field of the tests; None if it is missing or is no list.
+    """Returns the values of one field of the tests; None if the field is missing.
 
     A table that pandas has read, as by verl's `main_eval`, has arrays of numpy for lists, and None
     for a field that only other rows have.
+
+    Raises:
+        TypeError: the field is no list.
     """
     if hasattr(value, "tolist"):
         value = value.tolist()
-    return list(value) if isinstance(value, list | tuple) else None
+    if value is not None and not isinstance(value, list | tuple):
+        raise TypeError
+    return None if value is None else list(value)
 
 
 def _called(program: str, name: str) -> str:

@@ -95,11 +95,11 @@ class FileSpool:
         """Keeps a call, unless the spool is full; see `ports.Spool.keep_call`."""
         if sum(self._sizes.values()) + len(payload) > self._limit:
             return False
-        self._add(_Record(CALL, once, None, bytes(payload), "", action))
+        self._add(_Record(CALL, once, payload=bytes(payload), action=action))
         return True
 
     def keep_result(self, once: str, result: ActionResult, payload: Buffer | None,
-                    work: str = "") -> None:
+                    work: str) -> None:
         """Keeps a result in place of its call; see `ports.Spool.keep_result`."""
         data = None if payload is None else bytes(payload)
         self._add(_Record(RESULT, once, result, data, work))

@@ -285,7 +285,7 @@ def test_forgetting_names_looks_at_no_others(tmp_path: Path) -> None:
     keys = IdempotencyKeys(Ledger(), spool, dropped.extend)
     result = ActionResult(1, Outcome(ActionState.COMPLETED), "n", (), 1, 5, 6, 0)
     for n in range(100):
-        spool.keep_result(f"step{n % 10}/{n}", result, None)
+        spool.keep_result(f"step{n % 10}/{n}", result, None, "exec")
     assert keys.forget(("step1/1", "none", "step1/1", "step2/2"), "") == 2
     assert dropped == ["step1/1", "step2/2"] and spool.looks == 3
     assert keys.forget(("step2/12", "step1/11"), "step2/") == 10 and "step2/12" in dropped

@@ -80,7 +80,7 @@ def test_a_job_that_is_requeued_while_its_script_still_ends_starts_again(nodes: 
     nodes.finish("again", job)
 
 
-def test_a_component_that_lost_its_only_node_starts_with_the_whole_job_alone(nodes: Site) -> None:
+def test_a_component_that_lost_its_only_node_starts_only_with_the_whole_job(nodes: Site) -> None:
     """By itself Slurm starts it as soon as its node is back, with a second copy of the job's script
     on the first node. It then drains that node, ends the whole job and holds it."""
     job = submitted(nodes, "waits", nodes_gpu="1")

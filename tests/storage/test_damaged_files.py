@@ -47,7 +47,7 @@ def write_spool(folder: Path) -> bytes:
     """Writes kept results, each with a commit of its own; returns the bytes of the one segment."""
     spool = FileSpool(folder, 1 << 20)
     for name, payload in KEPT.items():
-        spool.keep_result(name, RESULT, payload)
+        spool.keep_result(name, RESULT, payload, "exec")
         spool.commit()
     data = (folder / "0").read_bytes()
     spool.close(remove=False)
@@ -78,9 +78,9 @@ def test_a_kill_before_the_commit_loses_no_call_whose_segment_is_not_needed_any_
     spool.keep_call("runs", b"its call", 1)
     spool.commit()
     again = FileSpool(tmp_path, 1 << 20)  # of the next broker, with a segment of its own
-    again.keep_result("other", RESULT, b"")
+    again.keep_result("other", RESULT, b"", "exec")
     again.commit()
-    again.keep_result("runs", RESULT, b"its result")
+    again.keep_result("runs", RESULT, b"its result", "exec")
     again.drop(["other"])
     third = FileSpool(tmp_path, 1 << 20)  # the one before was killed
     assert third.call("runs", 1) == b"its call" and third.names() == ["runs", "other"]

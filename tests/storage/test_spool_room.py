@@ -22,7 +22,7 @@ def do(spool: FileSpool, name: str, size: int) -> bool:
     taken = spool.keep_call(name, name.encode() * size, 1)
     spool.commit()
     if taken:
-        spool.keep_result(name, RESULT, name.encode()[::-1] * size)
+        spool.keep_result(name, RESULT, name.encode()[::-1] * size, "exec")
         spool.commit()
     return taken
 

@@ -107,9 +107,7 @@ class Terminal:
 
     def hang_up(self) -> None:
         """Ends the input behind what was written: the reader sees the end of file (^D)."""
-        end = self._taken + len(self._unwritten)
-        if not self._ends or self._ends[-1] != end:
-            self._ends.append(end)
+        self._ends.append(self._taken + len(self._unwritten))
         self.write_more()
 
     def write_more(self) -> int:

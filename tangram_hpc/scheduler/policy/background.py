@@ -78,7 +78,7 @@ def slices_over(ledger: Ledger, now: int) -> list[ev.Event]:
     if not ledger.background or not ledger.ready.waits(CPU):
         return events
     waiting: dict[int, int] = {}  # by node
-    limited = _waiting_for_limits(ledger)  # by tenant
+    limited: Counter[str] | None = None  # by tenant; counted when the first slice is over
     for number in ledger.background:
         lease = ledger.leases[number]
         if lease.granted_at + SLICE_NS > now:
@@ -88,6 +88,8 @@ def slices_over(ledger: Ledger, now: int) -> list[ev.Event]:
             continue
         if lease.node not in waiting:
             waiting[lease.node] = _waiting_at(ledger, ledger.nodes[lease.node])
+        if limited is None:
+            limited = _waiting_for_limits(ledger)
         tenant = ledger.tenants.tenant_of(client_of(lease.action))
         on_node, of_tenant = waiting[lease.node] > 0, limited[tenant] > 0
         if not on_node and not of_tenant:

@@ -82,8 +82,9 @@ def stalled(ledger: Ledger, event: ev.BrokerStalled) -> None:
 
 def gone_since(ledger: Ledger, client: int, since: int, until: int, bye: bool = False
                ) -> DisconnectedClient:
-    """Returns that a client is without a connection; see `DisconnectedClient`. It opens no session
-    meanwhile, so nothing of it ends before the shortest grace of its sessions is over.
+    """Returns what the ledger notes of a client without a connection; see `DisconnectedClient`.
+    The client opens no session meanwhile, so nothing of it ends before the shortest grace of its
+    sessions is over.
     """
     graces = (ledger.sessions[n].spec.grace_ns for n in ledger.clients[client].sessions)
     ends = (since + own for own in graces if own >= 0 and not bye)
