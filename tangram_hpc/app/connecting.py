@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..client.client import Client
+from ..client.request import check_text
 from ..config.settings import load_config
 from ..domain.tenant import TENANT_NAME, TENANT_NAME_SAID
 from ..errors import AccessError, BrokerUnreachable, InvalidInput
@@ -83,6 +84,7 @@ def connect(access: str | Path | None = None, *, job: str = "", address: str = "
         The client. Close it, or use it as a context manager.
 
     Raises:
+        InvalidInput: an argument is wrong; the message names it.
         AccessError: there is no access file, it must not be trusted, or its broker has gone.
         BrokerUnreachable: the broker does not answer.
         WrongWorld: the MPI world is not the one that was launched.
@@ -91,6 +93,10 @@ def connect(access: str | Path | None = None, *, job: str = "", address: str = "
         with tangram_hpc.connect() as client:
             client.submit("make test", cpus=4).result().check()
     """
+    for field, text in (("job", job), ("address", address), ("name", name), ("tenant", tenant)):
+        check_text(text, field)
+    if access is not None and not isinstance(access, str | os.PathLike):
+        raise InvalidInput(f"access: {access!r:.60} is not the path of a file")
     environ = os.environ
     tenant = tenant or environ.get("TANGRAM_TENANT", "")
     if tenant and not TENANT_NAME.fullmatch(tenant):

@@ -60,7 +60,7 @@ def submit(connection: Connection, work: Work, args: tuple[Any, ...],
     command, what = exec_call(work, cwd=cwd, env=env, stdin=stdin, files=files,
                               stream=on_output is not None, clean_env=clean_env,
                               output_max=output_max, keep=keep, user=user,
-                              real_user=bool(real_user))
+                              real_user=real_user)
     payload: Payload = command
     if reads_input is not None:
         if on_output is None or stdin:

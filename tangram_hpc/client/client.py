@@ -25,7 +25,17 @@ from .direct.direct_calls import DirectCalls
 from .endpoints.endpoint import Endpoint
 from .endpoints.grants import GrantSource
 from .future import Future
-from .request import Cpus, Options, Reach, Secrets, Work, secret_values, session_spec, utf8
+from .request import (
+    Cpus,
+    Options,
+    Reach,
+    Secrets,
+    Work,
+    check_text,
+    secret_values,
+    session_spec,
+    utf8,
+)
 from .rollouts import RolloutCalls, make_turn
 from .service_calls import ServiceCalls
 from .session import Session, open_session
@@ -645,7 +655,7 @@ class Client:
             rng: where the pauses between attempts are drawn from; None for a generator of its own.
 
         Raises:
-            InvalidInput: `cache` or `cache_s` is out of range.
+            InvalidInput: an argument is wrong; the message names it.
         """
         return Endpoint(self._grants, name, cache=cache, cache_s=cache_s,
                         single_flight=single_flight, rng=rng)
@@ -667,7 +677,7 @@ class Client:
             The answer as plain values, as `tangram info --json` and the like print it.
 
         Raises:
-            InvalidInput: the broker does not know the query.
+            InvalidInput: the broker does not know the query, or `timeout_s` is no time.
             BrokerUnreachable: no answer came in time.
         """
         return self._connection.ask(what, argument, timeout_s)
@@ -687,6 +697,7 @@ class Client:
             Name -> value. Times are in seconds. The mean of no actions is 0.
 
         Raises:
+            InvalidInput: an argument is wrong; the message names it.
             BrokerUnreachable: no answer came in time; the next call counts the actions since the
                 last call that succeeded.
             ClientClosed: the client was closed.
@@ -695,6 +706,7 @@ class Client:
             for name, value in client.metrics().items():
                 writer.add_scalar(name, value, step)
         """
+        check_text(prefix, "prefix")
         info = self._connection.ask("info", timeout_s=timeout_s)  # before a window is taken
         return self._connection.windows.read(info, prefix)
 

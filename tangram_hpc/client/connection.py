@@ -58,7 +58,7 @@ from .functions import FunctionCache, UploadedFunction
 from .future import Future
 from .network.open_streams import LINK_LOST, OpenStreams, end_streams
 from .network.port_stream import PortStream
-from .request import Options, context_of, make_action, packed
+from .request import Options, context_of, make_action, packed, seconds_of
 from .results import Pending, conclude, give_output, log_refusal, refuse
 from .session_handle import SessionHandle
 from .session_record import SessionRecord
@@ -296,6 +296,7 @@ class Connection:
 
     def attach(self, handle: SessionHandle, hold: bool, timeout_s: float) -> SessionRecord:
         """Attaches to a shared session; see `Client.attach`."""
+        timeout_s = seconds_of(timeout_s, "timeout_s")
         with self._lock:
             self._check_open()
             message = ms.AttachSession(self.new_id(), handle.name, handle.token, hold)
@@ -388,6 +389,7 @@ class Connection:
             InvalidInput: the broker refuses the question.
             BrokerUnreachable: no answer came in time, or the connection has ended.
         """
+        timeout_s = seconds_of(timeout_s, "timeout_s")
         number, answer = self.begin(question)
         try:
             return answer.result(timeout_s)

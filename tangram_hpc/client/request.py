@@ -349,6 +349,29 @@ def _ns_of(seconds: float, field: str, bound: str = ">= 0") -> int:
     raise InvalidInput(f"{field}: {seconds!r} is not a number of seconds {bound}")
 
 
+def seconds_of(seconds: float, field: str) -> float:
+    """An argument that is a time, as a float. Raises InvalidInput if it is not a number of
+    seconds >= 0.
+    """
+    _ns_of(seconds, field)
+    return float(seconds)
+
+
+def check_text(text: str, field: str) -> None:
+    """Raises InvalidInput if an argument is not a text that can be sent."""
+    if not isinstance(text, str):
+        raise InvalidInput(f"{field}: {text!r:.60} is not a text; write it in quotes")
+    utf8(text, field)
+
+
+def check_flag(flag: bool, field: str) -> None:
+    """Raises InvalidInput if an argument is neither True nor False. A text such as "false" would
+    otherwise count as true.
+    """
+    if not isinstance(flag, bool):
+        raise InvalidInput(f"{field}: {flag!r:.60} is neither True nor False")
+
+
 def degrees_of(cpus: Cpus, field: str = "cpus") -> tuple[int, ...]:
     """The degrees that a caller's `cpus` stands for: `n` is (n,), a pair is every whole number from
     min to max, and a list or a longer tuple is as given. `field` is the argument's name.
@@ -383,7 +406,8 @@ def _whole(number: Any) -> int:
     return operator.index(number)
 
 
-def _count(number: Any, field: str) -> int:
+def count_of(number: Any, field: str) -> int:
+    """An argument that counts something. Raises InvalidInput if it is not a whole number >= 0."""
     if type(number) is int and number >= 0:
         return number
     try:
@@ -431,6 +455,7 @@ def make_action(action: int, kind: Kind, options: Options, session: int, what: s
     Raises:
         InvalidInput: an option is wrong; names it.
     """
+    check_flag(options.trusted, "trusted")
     timeout_ns = 0
     if options.timeout is not None:
         timeout_ns = _ns_of(options.timeout, "timeout", "> 0; leave it out for no limit")
@@ -450,8 +475,8 @@ def make_action(action: int, kind: Kind, options: Options, session: int, what: s
     return sendable(Action(
         id=action, name=options.name or what[:NAME_CUT], kind=kind,
         degrees=(0,) if kind is Kind.FILE else degrees_of(options.cpus),
-        mem_mib=mib_of(options.mem), gpus=_count(options.gpus, "gpus"), session=session,
-        timeout_ns=timeout_ns, attempts_max=1 + _count(retries, "retries"),
+        mem_mib=mib_of(options.mem), gpus=count_of(options.gpus, "gpus"), session=session,
+        timeout_ns=timeout_ns, attempts_max=1 + count_of(retries, "retries"),
         resizable=options.resizable, component=options.component, profile=options.profile,
         trusted=options.trusted and kind is Kind.EXEC,
         key=f"endpoint:{options.endpoint}" if options.endpoint else key, once=options.once,
@@ -491,7 +516,7 @@ def kept_output(output_max: int, keep: str, stream: bool) -> int:
     if stream and keep != "head":
         raise InvalidInput(f"keep: {keep!r} cannot be had of output that is streamed by on_output; "
                            "leave one of them out")
-    return _count(output_max, "output_max")
+    return count_of(output_max, "output_max")
 
 
 def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str] | None = None,
@@ -508,6 +533,7 @@ def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str
     if not isinstance(work, Iterable) or isinstance(work, bytes | bytearray | memoryview | Mapping):
         raise InvalidInput(f"work: {work!r:.60} is neither a list of words, a shell line nor a "
                            "function")
+    check_flag(real_user, "real_user")
     shell = work if isinstance(work, str) else ""
     argv = () if isinstance(work, str) else tuple(map(_word, work))
     if not (shell.strip() if isinstance(work, str) else argv):

@@ -21,7 +21,7 @@ from ..protocol import message as ms
 from ..protocol import payload as pl
 from .connection import Connection
 from .future import Future
-from .request import Options, trajectory_name, utf8
+from .request import Options, check_text, trajectory_name, utf8
 from .service_calls import encoded
 
 _STATUSES = {"success": 0, "failure": 1, "timeout": 2}
@@ -51,7 +51,7 @@ class RolloutCalls:
     def tool_returned(self, pool: str, trajectory: str | int, tool: str, characters: int,
                       status: str) -> None:
         """Reports a tool's return; see `Client.tool_returned`."""
-        if status not in _STATUSES:
+        if not isinstance(status, str) or status not in _STATUSES:
             raise InvalidInput(f"status: {status!r} is not one of {', '.join(_STATUSES)}")
         name = str(tool)[:TEXT_MAX]
         utf8(name, "tool")
@@ -70,6 +70,7 @@ class RolloutCalls:
             -1 if epoch is None else _count("epoch", epoch)))
 
     def _check_declared(self, pool: str) -> None:
+        check_text(pool, "pool")
         if pool not in self._pools:  # another client declared it, or the broker's config file
             told = self._connection.ask("rollouts")["rollouts"]
             self._pools.update(declared["name"] for declared in told)

@@ -17,7 +17,7 @@ from ..protocol import payload as pl
 from ..protocol.value import encode_value
 from .connection import Connection
 from .future import Future
-from .request import Options, tool_of
+from .request import Options, check_text, tool_of
 
 
 class ServiceCalls:
@@ -37,6 +37,7 @@ class ServiceCalls:
              retries: int | None, name: str, component: str, once: str, trajectory: str | int,
              arguments: Mapping[str, Any]) -> Future:
         """Submits one call; see `Client.call`."""
+        check_text(service, "service")
         data = encoded(f"{service}.{method}", arguments)
         options = Options(self._degrees_of(service), 0, 0, timeout, name or f"{service}.{method}",
                           retries, True, component, once=once,

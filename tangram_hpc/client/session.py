@@ -36,6 +36,7 @@ from .network.port_stream import PortStream
 from .request import (
     Options,
     Work,
+    check_flag,
     environment,
     raw_bytes,
     raw_files,
@@ -252,7 +253,7 @@ class Session:
             PortFailed: no connection could be made, for example because nothing listens on the
                 port; its `code` says why.
             TimeoutError: no answer came in time.
-            InvalidInput: `port` is not the number of a port.
+            InvalidInput: an argument is wrong; the message names it.
             SessionLost: the session has ended.
 
         Example:
@@ -609,8 +610,7 @@ def open_session(connection: Connection, spec: SessionSpec, env: Mapping[str, st
     Raises:
         InvalidInput: an argument is wrong; the message names it.
     """
-    if not isinstance(shared, bool):
-        raise InvalidInput(f"shared: {shared!r:.40} is neither True nor False")
+    check_flag(shared, "shared")
     raw, env, token = raw_files(files), environment(env), ""
     if shared:
         token = secrets.token_hex(24)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +207,53 @@ def test_infeasible_requests_are_refused_at_once(cluster: LocalCluster) -> None:
             cluster.submit(["true"], **wrong)
     with pytest.raises(tangram_hpc.InvalidInput, match="empty"):
         cluster.submit([])
+
+
+@pytest.mark.parametrize(("call", "told"), [
+    (lambda c: c.submit(len, [], trusted="false"), "trusted: 'false' is neither True nor False"),
+    (lambda c: c.submit(["true"], trusted="no"), "trusted: 'no' is neither"),
+    (lambda c: c.submit(["true"], real_user="no"), "real_user: 'no' is neither"),
+    (lambda c: c.direct(trusted="no"), "trusted: 'no' is neither"),
+    (lambda c: c.call([], "score"), r"service: \[\] is not a text"),
+    (lambda c: c.tool_returned([], "t", "search", 3), r"pool: \[\] is not a text"),
+    (lambda c: c.tool_returned("p", "t", "search", 3, []), r"status: \[\] is not one of"),
+    (lambda c: c.trajectory_ended({}, "t"), "pool: {} is not a text"),
+    (lambda c: c.endpoint("e", cache="9"), "cache: '9' is not a whole number"),
+    (lambda c: c.endpoint("e", cache_s="9"), "cache_s: '9' is not a number of seconds"),
+    (lambda c: c.endpoint("e", single_flight="no"), "single_flight: 'no' is neither"),
+    (lambda c: c.ask("info", timeout_s="9"), "timeout_s: '9' is not a number of seconds"),
+    (lambda c: c.ask("info", timeout_s=float("inf")), "timeout_s: inf is not"),
+    (lambda c: c.metrics(prefix=None), "prefix: None is not a text"),
+    (lambda c: c.attach(name="s", token="t", timeout_s=None), "timeout_s: None is not"),
+])
+def test_what_an_argument_cannot_be_is_said_at_once(
+        cluster: LocalCluster, call: Callable[[tangram_hpc.Client], object], told: str) -> None:
+    with pytest.raises(tangram_hpc.InvalidInput, match=told):
+        call(cluster)
+
+
+def test_times_of_a_port_are_checked(cluster: LocalCluster) -> None:
+    with cluster.session() as session:
+        for wrong in ({"timeout": "9"}, {"timeout": -1}, {"wait_s": None}):
+            with pytest.raises(tangram_hpc.InvalidInput, match="is not a number of seconds"):
+                session.connect(8000, **wrong)
+        with pytest.raises(tangram_hpc.InvalidInput, match="wait_s: None"):
+            session.forward(8000, wait_s=None)
+
+
+@pytest.mark.parametrize(("wrong", "told"), [
+    ({"name": 3}, "name: 3 is not a text"), ({"job": 4711}, "job: 4711 is not a text"),
+    ({"address": b"unix:/x"}, "address: b'unix:/x' is not a text"),
+    ({"tenant": 3}, "tenant: 3 is not a text"), ({"name": "\udcff"}, "name: .* is not UTF-8"),
+    ({"access": 3}, "access: 3 is not the path of a file"),
+])
+def test_arguments_of_connect_are_checked(
+        cluster: LocalCluster, wrong: dict[str, object], told: str) -> None:
+    """A name that was a number ended the client's thread, and was said after 30 s to be a job that
+    has ended.
+    """
+    with pytest.raises(tangram_hpc.InvalidInput, match=told):
+        tangram_hpc.connect(**{"access": cluster.access, **wrong})
 
 
 @pytest.mark.parametrize(("wrong", "told"), [

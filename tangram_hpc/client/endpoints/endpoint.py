@@ -17,6 +17,7 @@ from typing import Any, SupportsFloat
 
 from ...domain.states import ActionState
 from ...errors import ActionTimeout, InvalidInput, Throttled, Transient, described
+from ..request import check_flag, count_of
 from .grants import GrantSource
 from .retry_decision import understood
 from .turn import GrantRequest
@@ -96,8 +97,10 @@ class Endpoint:
 
     def __init__(self, grants: GrantSource, name: str, *, cache: int = 0, cache_s: float = 300.0,
                  single_flight: bool = False, rng: random.Random | None = None) -> None:
-        if cache < 0 or not cache_s > 0:
-            raise InvalidInput("cache, cache_s: a number of answers >= 0, and seconds > 0")
+        count_of(cache, "cache")
+        if not isinstance(cache_s, SupportsFloat) or not float(cache_s) > 0:
+            raise InvalidInput(f"cache_s: {cache_s!r} is not a number of seconds > 0")
+        check_flag(single_flight, "single_flight")
         self.name, self._grants = name, grants
         self._rng = rng or random.Random()
         self._cache_max, self._cache_s, self._single = cache, cache_s, single_flight
@@ -155,6 +158,7 @@ class Endpoint:
         """
         if not isinstance(timeout, SupportsFloat) or not float(timeout) > 0:
             raise InvalidInput(f"timeout: {timeout!r} is not a number of seconds > 0")
+        check_flag(idempotent, "idempotent")
         call = _Call(name or self.name, self._rng, attempt, timeout, idempotent, cost,
                      trajectory != "")
 

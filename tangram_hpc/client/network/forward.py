@@ -26,6 +26,7 @@ from ...private_folder import PrivateFolder, client_folder
 from ...protocol.port_flow import PIECE_MAX, STREAMS_MAX
 from ..connection import Connection
 from ..forked import watch_forks
+from ..request import seconds_of
 from ..session_record import SessionRecord
 from .port_connect import checked_port, connect_port
 from .port_stream import PortStream
@@ -53,7 +54,8 @@ class PortForward:
                  local_port: int = 0, unix: bool | str = False, wait_s: float = 0.0) -> None:
         self.remote_port = checked_port(port)
         self.host, self.port, self.path, self.refused = "", 0, "", 0
-        self._connection, self._record, self._wait_s = connection, record, wait_s
+        self._connection, self._record = connection, record
+        self._wait_s = seconds_of(wait_s, "wait_s")
         self._folder: PrivateFolder | None = None
         self._places = threading.BoundedSemaphore(STREAMS_MAX)
         self._lock = threading.Lock()

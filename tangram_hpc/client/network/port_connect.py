@@ -7,6 +7,7 @@ import time
 from ...errors import InvalidInput, PortFailed
 from ...protocol.port_flow import PORT_MAX, wrong_port
 from ..connection import Connection
+from ..request import seconds_of
 from ..session_record import SessionRecord
 from .open_streams import LINK_LOST
 from .port_stream import PortStream
@@ -33,6 +34,9 @@ def connect_port(connection: Connection, record: SessionRecord, port: int,
                  timeout: float | None, wait_s: float) -> PortStream:
     """Connects to a port of a session; see `Session.connect`."""
     checked_port(port)
+    if timeout is not None:
+        timeout = seconds_of(timeout, "timeout")
+    wait_s = seconds_of(wait_s, "wait_s")
     record.opened.result(timeout)
     until, pause = time.monotonic() + wait_s, _PAUSE_S
     while True:
