@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 
 from ..client.client import Client
 from ..client.forked import not_ours
+from ..client.request import check_text
 from ..config.settings import Config, load_config
 from ..errors import BrokerUnreachable, InvalidInput, TangramError
 from ..slurm.job_environment import without_slurm
@@ -88,7 +89,10 @@ class LocalCluster:
         if type(workers) is not int or not 0 < workers <= _WORKERS_MAX:
             raise InvalidInput(f"workers: {workers!r} is not a whole number from 1 to "
                                f"{_WORKERS_MAX}")
-        self.job = str(job) or local_job_name()
+        check_text(job, "job")
+        if home is not None and not isinstance(home, str | os.PathLike):
+            raise InvalidInput(f"home: {home!r:.60} is not the path of a folder")
+        self.job = job or local_job_name()
         self._environ = {**without_slurm(os.environ), **_kept(os.environ),
                          "TANGRAM_PLACER": placer, "TANGRAM_BIND": "none"}
         if home is not None:

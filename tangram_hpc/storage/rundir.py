@@ -35,6 +35,7 @@ KEPT_LOCAL_RUNS = 50
 # `tangram doctor` has no folder with a lock around that of its probe, which lives for seconds only
 _OURS = ("tangram-worker-", "tangram-broker-", "tangram-client-", "tangram-probe-")
 _NODES = "tangram-node-"  # the templates make such a folder for a worker, and remove it
+_PART_OF_JOB = re.compile(r"[0-9]+[.+_][0-9].*")  # `tangram acct -j` reads these as Slurm's words
 _OF_JOB = re.compile(r"tangram-(node|worker|broker)-job[0-9]+-.+")  # names of folders in a job
 
 
@@ -53,8 +54,11 @@ def own_dir(environ: Mapping[str, str], job: str) -> Path:
     Raises:
         InvalidInput: The job's name cannot be the name of a folder, or the path is not UTF-8.
     """
-    if not job or "/" in job or job.startswith("."):
-        raise InvalidInput(f"job: {job!r} is not a job id")
+    if (not job or job[0] in ".-" or not job.isprintable() or "/" in job or "," in job
+            or _PART_OF_JOB.fullmatch(job)):
+        raise InvalidInput(f"job: {job!r:.60} is not a job id: it cannot begin with `.` or `-`, "
+                           "hold `/`, `,` or what cannot be printed, or look like a part of "
+                           "another job, as 4711.2, 4711+1 and 4711_3 do")
     place = slurm_place(environ)
     cluster = place.cluster if place is not None and place.job == job else ""
     home = tangram_home(environ)

@@ -232,6 +232,15 @@ def test_what_an_argument_cannot_be_is_said_at_once(
         call(cluster)
 
 
+@pytest.mark.parametrize(("wrong", "told"), [
+    ({"home": ["x"]}, r"home: \['x'\] is not the path of a folder"),
+    ({"job": 4711}, "job: 4711 is not a text"), ({"job": "lr=1,bs=2"}, "job: .* is not a job id"),
+])
+def test_home_and_job_of_a_cluster_are_checked(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(tangram_hpc.InvalidInput, match=told):
+        LocalCluster(cpus=1, **wrong)
+
+
 def test_times_of_a_port_are_checked(cluster: LocalCluster) -> None:
     with cluster.session() as session:
         for wrong in ({"timeout": "9"}, {"timeout": -1}, {"wait_s": None}):

@@ -61,6 +61,18 @@ def test_a_folder_is_private_and_named_by_its_job(tmp_path: Path) -> None:
         make_scratch({}, str(tmp_path / "none"), "worker")
 
 
+@pytest.mark.parametrize("name", ["", ".x", "-x", "a/b", "lr=1,bs=2", "a\nb", "4711.2", "4711+1",
+                                  "4711_3", "\udcff"])
+def test_a_job_has_a_name_by_which_every_command_finds_it(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidInput, match=r"^job: .* is not a job id"):
+        own_dir({"TANGRAM_HOME": str(tmp_path)}, name)
+
+
+@pytest.mark.parametrize("name", ["4711", "run 1", "exp_3", "x.1", "lr=0.1", "é"])
+def test_words_of_the_users_own_name_a_job(tmp_path: Path, name: str) -> None:
+    assert own_dir({"TANGRAM_HOME": str(tmp_path)}, name) == tmp_path / "jobs" / name
+
+
 def test_nobody_else_may_write_beside_the_folder_of_a_job(tmp_path: Path) -> None:
     """Whatever the umask is, and also where the folder above gives its group to what is below."""
     tmp_path.chmod(0o2775)
