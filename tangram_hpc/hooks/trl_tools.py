@@ -422,6 +422,11 @@ def prefetching(trainer_class: type) -> type:
                 self._async_tool_dicts = turns.instead_of(tables[1], _async_tool)
                 try:
                     return super()._tool_call_loop(*given, **others)
+                except BaseException:
+                    # such as ^C: all calls that still run end with their sessions, because the
+                    # threads that make these calls are awaited here
+                    release_environments(self.environments)
+                    raise
                 finally:
                     self._sync_tool_dicts, self._async_tool_dicts = tables
 

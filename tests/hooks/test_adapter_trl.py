@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,25 @@ def test_scored_rollouts_hold_no_session(cluster: LocalCluster) -> None:
     trainer = prefetching(GRPOTrainer)(Shell, [reward_function("true")])
     _, rewards = trainer.step([{}, {}], [[[("bash", {"command": "echo"})]], []])
     assert rewards == [[1.0, 1.0]]
+    assert eventually(lambda: sessions_open(cluster) == 0)
+
+
+def test_an_interrupted_turn_does_not_wait_for_its_tools(cluster: LocalCluster) -> None:
+    """^C reaches the trainer's thread, which waits for the first tool; a tool may take hours."""
+    class Interrupted(Shell):
+        timeout_s = 3600.0
+
+        def interrupt(self) -> str:
+            """Is interrupted when the tools of the other rollouts run."""
+            assert eventually(lambda: sessions_open(cluster) == 3)
+            raise KeyboardInterrupt
+
+    trainer = prefetching(GRPOTrainer)(Interrupted, [])
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        trainer.step([{}] * 3, [[[("interrupt", {})]], *([[("bash", {"command": "sleep 100"})]]
+                                                         for _ in range(2))])
+    assert time.monotonic() - began < 90
     assert eventually(lambda: sessions_open(cluster) == 0)
 
 
