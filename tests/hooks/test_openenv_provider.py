@@ -101,6 +101,18 @@ def test_a_provider_that_is_forgotten_leaves_no_session(cluster: LocalCluster) -
     assert eventually(lambda: sessions_open(cluster) == 0)
 
 
+def test_files_and_variables_of_a_session_are_those_of_the_server(cluster: LocalCluster) -> None:
+    provider = SessionContainerProvider(f"exec python3 server.py {PORT} {LIMIT_S}",
+                                        files={"server.py": SERVER},
+                                        env={"WORD": "told", "OTHER": "kept"})
+    env = StandInClient.from_docker_image("", provider=provider, env_vars={"WORD": "newer"})
+    assert env.step({"command": "echo $WORD $OTHER"})["observation"]["text"] == "newer kept\n"
+    env.close()
+    with pytest.raises(RuntimeError, match="no such file: /proc/nothing/here"):
+        provider.start_container(files={"/proc/nothing/here": ""})
+    assert eventually(lambda: sessions_open(cluster) == 0)
+
+
 @pytest.mark.parametrize("options", [{"memory": 1}, {"network": "somewhere"}])
 def test_an_option_that_is_not_known_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match=min(options)):

@@ -25,9 +25,9 @@ import urllib.request
 from typing import Any
 
 from tangram_hpc import Session
-from tangram_hpc.errors import InvalidInput, TangramError
+from tangram_hpc.errors import TangramError
 
-from ..harness.session_options import take_session_options
+from ..harness.session_options import session_options
 from ..process_client import process_client, when_collected
 
 SERVER_PORT = 8000  # on which the servers of OpenEnv's images listen
@@ -55,7 +55,7 @@ class SessionContainerProvider:
         server_port: the port on which the server listens in the sandbox.
         open_timeout_s: how long opening may take, in seconds, waiting for memory and the image
             included; None for no limit.
-        options: arguments of `Client.session`, such as `mem`, `component` or `network`. Processes
+        options: arguments of `Client.session`, such as `mem`, `files` or `network`. Processes
             of the server lease cores (`background="run"`) unless `background` says otherwise.
 
     Raises:
@@ -68,11 +68,8 @@ class SessionContainerProvider:
 
     def __init__(self, cmd: str = "", *, server_port: int = SERVER_PORT,
                  open_timeout_s: float | None = None, **options: Any) -> None:
-        given = dict(options)
-        self._options = take_session_options(given, background="run", network="loopback")
-        if given:
-            raise InvalidInput(f"{min(given)}: no such argument; they are cmd, server_port, "
-                               "open_timeout_s and arguments of Client.session")
+        self._options = {"background": "run", "network": "loopback",
+                         **session_options(options, "beside cmd, server_port and open_timeout_s")}
         self._cmd, self._server_port, self._open_timeout_s = cmd, server_port, open_timeout_s
         self._container = _Container()
         when_collected(self, self._container.close)
@@ -99,19 +96,18 @@ class SessionContainerProvider:
             options: `cmd`, and arguments of `Client.session` for this container.
 
         Raises:
-            RuntimeError: the session cannot be opened, or was not opened in time.
+            RuntimeError: the session cannot be opened, was not opened in time, or lacks one of
+                its files.
         """
         self.stop_container()
         command = options.pop("cmd", self._cmd)
-        own = take_session_options(options)
-        if options:
-            raise InvalidInput(f"{min(options)}: no such argument; they are image, port, env_vars, "
-                               "cmd and arguments of Client.session")
+        asked = {**self._options,
+                 **session_options(options, "beside image, port, env_vars and cmd")}
         if image:
-            own["image"] = image
+            asked["image"] = image
         try:
             return self._container.start(
-                {**self._options, **own, "env": env_vars or {}},
+                {**asked, "env": {**asked.get("env", {}), **(env_vars or {})}},
                 _line(command, self._server_port), self._server_port, port or 0,
                 self._open_timeout_s)
         except (TangramError, concurrent.futures.TimeoutError) as error:
@@ -178,6 +174,8 @@ class _Container:
         """Opens the session, starts the server, and returns its URL."""
         session = self.session = process_client().session(**options)
         session.opened.result(open_timeout_s)
+        for each in session.first:
+            each.result()
         # the output goes to a file, because the command ends and the server goes on
         session.exec(["sh", "-c", f"( {command}\n) >{_LOG} 2>&1 </dev/null &"]).result()
         self.forward = session.forward(server_port, local_port=local_port)
