@@ -10,8 +10,6 @@ The session's state is its record, which the connection keeps until the session'
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -44,7 +42,7 @@ from .request import (
     tool_of,
 )
 from .session_handle import SessionHandle
-from .session_record import SessionRecord
+from .session_record import SessionFuture, SessionRecord
 from .terminals.pty import Pty, open_pty
 from .terminals.shell import Shell
 from .transfer import download, upload
@@ -119,14 +117,16 @@ class Session:
         return self._record.why_ended
 
     @property
-    def opened(self) -> concurrent.futures.Future[None]:
-        """A future that ends when the session is admitted. It raises InfeasibleRequest if the
-        session can never be admitted, and SessionLost if it ended before."""
+    def opened(self) -> SessionFuture[None]:
+        """A future that ends when the session is admitted; it can be awaited. It raises
+        InfeasibleRequest if the session can never be admitted, and SessionLost if it ended before.
+        """
         return self._record.opened
 
     @property
-    def closed(self) -> concurrent.futures.Future[str]:
-        """A future of the reason for the session's end; it ends when the memory is free again."""
+    def closed(self) -> SessionFuture[str]:
+        """A future of the reason for the session's end; it ends when the memory is free again, and
+        can be awaited."""
         return self._record.closed
 
     def submit(self, work: Work, *args: Any, **options: Any) -> Future:
@@ -585,7 +585,7 @@ class Session:
 
     async def __aenter__(self) -> Session:
         try:
-            await asyncio.wrap_future(self.opened)
+            await self.opened
             for each in self.first:
                 await each
         except BaseException:

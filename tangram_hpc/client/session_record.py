@@ -8,12 +8,32 @@ The connection's thread changes a record; any thread may read it. Nothing here s
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
+from collections.abc import Generator
+from typing import TypeVar
 
 from ..domain.session import SessionSpec, why_ended
 from ..errors import InfeasibleRequest, SessionLost, TangramError
 from ..protocol import message as ms
 from .forked import end_copy
+
+_T = TypeVar("_T")
+
+
+class SessionFuture(concurrent.futures.Future[_T]):
+    """A `concurrent.futures.Future` of what happens to a session; it can be awaited.
+
+    Whoever gives up waiting, such as `asyncio.wait_for`, cancels the awaited future. This one stays
+    as it is then, because others may wait for it and the session is still requested.
+    """
+
+    def cancel(self) -> bool:
+        """Returns False: a session is ended by `Session.close`."""
+        return False
+
+    def __await__(self) -> Generator[None, None, _T]:
+        return asyncio.wrap_future(self).__await__()
 
 
 class SessionRecord:
@@ -46,8 +66,8 @@ class SessionRecord:
         self.token, self.owned, self.may_close = token, owned, may_close
         self.hold, self.attachments = False, 0
         self.node, self.why_ended, self.wait_s, self.image_digest = "", "", 0.0, ""
-        self.opened: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self.closed: concurrent.futures.Future[str] = concurrent.futures.Future()
+        self.opened: SessionFuture[None] = SessionFuture()
+        self.closed: SessionFuture[str] = SessionFuture()
 
     def on_up(self, message: ms.SessionUp) -> None:
         """Records that the session was admitted, or that it moved to another node."""

@@ -141,7 +141,7 @@ class TangramEnvironment(BaseEnvironment):
         asked = {**self._amounts(), **self._options, "network": self._network, "image": image}
         self._session = client.session(**asked)
         try:
-            await asyncio.wrap_future(self._session.opened)
+            await self._session.opened
             await self._prepare(replay)
             folders = " ".join(map(shlex.quote, self._writable_targets()))
             made = await self.exec(f"mkdir -p {folders} && chmod 777 {folders}", user="root")

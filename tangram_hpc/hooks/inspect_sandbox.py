@@ -78,7 +78,7 @@ class TangramSandbox(SandboxEnvironment):
         options = {} if not isinstance(config, str) else session_options(_read(config), config)
         session = client.session(**{"name": task_name[:80], **options})
         try:
-            await asyncio.wrap_future(session.opened)
+            await session.opened
             for each in session.first:
                 await each
         except BaseException:  # a sample that is cancelled here is not cleaned up by Inspect

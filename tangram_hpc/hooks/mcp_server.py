@@ -60,7 +60,7 @@ class SessionTools:
                 client = await asyncio.to_thread(process_client)
                 session = client.session(**self._options)
                 try:
-                    await asyncio.wrap_future(session.opened)
+                    await session.opened
                 except BaseException:
                     session.close()
                     raise

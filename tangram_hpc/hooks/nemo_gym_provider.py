@@ -140,7 +140,7 @@ class TangramProvider:
         client = await asyncio.to_thread(process_client)
         session = client.session(env=spec.env, shared=True, **options)
         try:
-            await asyncio.wait_for(asyncio.wrap_future(session.opened), spec.ready_timeout_s)
+            await asyncio.wait_for(session.opened, spec.ready_timeout_s)
             if spec.workdir:
                 await session.mkdir(spec.workdir)
         except BaseException:

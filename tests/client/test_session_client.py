@@ -63,6 +63,22 @@ def test_a_sessions_env_is_the_default_and_its_files_precede_commands(
     assert asyncio.run(at_once()) == "y"
 
 
+def test_who_gives_up_waiting_for_a_session_takes_it_from_nobody(cluster: LocalCluster) -> None:
+    async def waits() -> tuple[Any, bool]:
+        first, second = cluster.session(mem="150M"), cluster.session(mem="150M")
+        await first.opened
+        for waiting in (second.opened, asyncio.wrap_future(second.opened)):
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(waiting, 0.2)
+        first.close()
+        assert await first.closed == ""
+        opened = await second.opened, second.wait_s > 0
+        second.close()
+        return opened
+
+    assert asyncio.run(waits()) == (None, True)
+
+
 @pytest.mark.parametrize("kind", ["process", "bwrap"])
 def test_a_file_call_that_fails_is_answered_at_once(cluster: LocalCluster, kind: str) -> None:
     """And not after `SIGNAL_S`, as an end that Slurm may have caused is. The best of five tries is

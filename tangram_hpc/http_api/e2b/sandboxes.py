@@ -166,7 +166,7 @@ class SandboxRegistry:
         """Waits for the session's admission, and writes the sandbox's record."""
         try:
             with _told_as_api_error():
-                await asyncio.wait_for(asyncio.wrap_future(session.opened), ADMISSION_S)
+                await asyncio.wait_for(session.opened, ADMISSION_S)
                 record.handle = session.handle(may_close=True).text
                 await asyncio.to_thread(self._folder.write, record)
         except asyncio.TimeoutError:

@@ -71,7 +71,7 @@ class Driver:
             if self._reserved and left:
                 await self._until(clock)
                 session = self._session(one)
-                await asyncio.wrap_future(session.opened)
+                await session.opened
                 late_ns, clock = to_ns(session.wait_s), time.monotonic() - self._zero
             for j, turn in enumerate(one.turns):
                 await self._until(clock + turn.think_s * self._scale)
