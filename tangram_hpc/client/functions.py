@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import io
 import pickle
+import sys
 import threading
 import types
 from collections import ChainMap
@@ -30,6 +31,10 @@ from .stored_payloads import StoredPayloads
 FUNCTIONS_MAX = 1024  # functions that the cache remembers
 FUNCTION_BYTES_MAX = 32 << 20  # largest size in the store of functions that no open action needs
 _NO_FILE = "<dynamic-code>"  # what cloudpickle writes instead of the name of a file
+# How a pickle names the module of a script, which no other process can import. In a process that
+# multiprocessing has spawned, the script has the second name.
+_SCRIPT = "__mp_main__"
+_OF_A_SCRIPT = b"\x8c\x08__main__", b"\x8c\x0b__mp_main__"
 _NO_ARGUMENTS = pickle.dumps(((), {}), protocol=5)
 
 
@@ -135,6 +140,8 @@ def _pickler_class() -> type[pickle.Pickler]:
     function actions need cloudpickle, whose import takes time."""
     import cloudpickle
 
+    if _SCRIPT in sys.modules:  # cloudpickle takes it for a module that others can import
+        cloudpickle.register_pickle_by_value(sys.modules[_SCRIPT])
     reducers = cloudpickle.Pickler.dispatch_table
     reduced = reducers[types.CodeType]
 
@@ -149,7 +156,8 @@ def _pickler_class() -> type[pickle.Pickler]:
 
 
 def pickled_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    """Pickles the arguments of one call.
+    """Pickles the arguments of one call. What belongs to the caller's script, such as an object of
+    a class that is defined there, travels by value.
 
     Raises:
         InvalidInput: an argument cannot be pickled, or they are too large.
@@ -164,7 +172,10 @@ def pickled_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     check_size(size, "arguments", PAYLOAD_MAX)
     try:
         arguments = pickle.dumps((args, kwargs), protocol=5)
+        by_value = any(name in arguments for name in _OF_A_SCRIPT)
     except Exception:  # noqa: BLE001 - an argument pickles itself by its own code
+        by_value = True
+    if by_value:
         arguments = pickled_by_value((args, kwargs), "arguments")
     check_size(len(arguments), "arguments", PAYLOAD_MAX)
     return arguments

@@ -290,6 +290,48 @@ def test_multiprocessing_workers_connect_without_arguments(
     assert works(cluster)
 
 
+SCRIPT = """
+import dataclasses, multiprocessing, sys
+from tangram_hpc import LocalCluster, connect
+
+@dataclasses.dataclass
+class Setting:
+    factor: int
+
+def added(call, setting):
+    return call() + setting.factor
+
+def two():
+    return 2
+
+def work(way):
+    with connect() as client, client.direct() as direct:
+        assert direct.call(added, two, Setting(1)) == 3
+        result = client.submit(added, two, Setting(5)).result()
+        setting = client.submit(dataclasses.replace, Setting(1), kwargs={"factor": 3},
+                                trusted=True).result()
+        sys.stdout.write(f"{way}: {result}, {setting == Setting(3)}\\n")
+
+if __name__ == "__main__":
+    with LocalCluster(cpus=1):
+        work("here")
+        for way in ("fork", "spawn", "forkserver"):
+            child = multiprocessing.get_context(way).Process(target=work, args=(way,))
+            child.start()
+            child.join()
+"""
+
+
+def test_functions_and_objects_of_a_script_are_sent_from_its_children_too(tmp_path: Path) -> None:
+    """In a child that is not forked, the script's module has another name: `__mp_main__`."""
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT)
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False,
+                          timeout=DEADLINE_S, env={**os.environ, "TANGRAM_HOME": str(tmp_path)})
+    assert done.stdout.splitlines() == [
+        f"{way}: 7, True" for way in ("here", "fork", "spawn", "forkserver")], done.stderr
+
+
 def test_forks_while_other_threads_submit(cluster: LocalCluster) -> None:
     """A lock that is held at the instant of the fork holds nobody in the child."""
     over = threading.Event()
