@@ -21,7 +21,7 @@ from ..simulator.savings.savings import (
     SMALLER,
     STATIC,
 )
-from .reported_job import ReportedJob, classes, headline
+from .reported_job import ReportedJob, headline
 from .series import TimeSeries
 
 POOL_IDLE = 0.5  # a pool that was lent for a smaller part of its time was idle
@@ -103,7 +103,7 @@ def _used(report: ReportedJob) -> Iterator[str]:
             fewest[r.action.name] = min(fewest.get(r.action.name, r.action.degrees[0]),
                                         r.action.degrees[0])
     lent = report.folded.usage.lent_ns / 3600e9
-    for row in classes(report):
+    for row in report.classes:
         held, used = row["cpu_core_h"], row["cpu_used_core_h"]
         if (fewest.get(row["name"], 1) > 1 and used and held > CLASS_COUNTS * lent
                 and used < USED_LITTLE * held):

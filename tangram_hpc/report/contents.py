@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from .advice import advice
-from .reported_job import ReportedJob, classes, endpoints, headline, services, slowest
+from .reported_job import ReportedJob, endpoints, headline, services, slowest
 from .series import TimeSeries
 
 
@@ -16,6 +16,6 @@ def contents(report: ReportedJob, series: TimeSeries) -> dict[str, Any]:
     return {"headline": headline(report), "advice": advice(report, series),
             "savings": report.savings.to_json() if report.savings is not None else None,
             "why_no_savings": report.why_no_savings,
-            "classes": classes(report), "services": services(report),
+            "classes": report.classes, "services": services(report),
             "endpoints": endpoints(report), "slowest": slowest(report)}
 

@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import InvalidInput, how_to_install
 from .labels import apart, label
 from .lanes import OTHERS, Lanes
-from .reported_job import PARTS, SECOND, ReportedJob, classes
+from .reported_job import PARTS, SECOND, ReportedJob
 from .series import TimeSeries, part_histograms
 from .waterfall import WAIT, Bar, slowest_trajectories
 
@@ -177,7 +177,7 @@ def act_parts(report: ReportedJob) -> Figure:
 def class_parts(report: ReportedJob, count: int = 12) -> Figure:
     """Draws the mean ACT of the classes that held most, by its parts."""
     go = graph_objects()
-    rows = classes(report)[:count][::-1]
+    rows = report.classes[:count][::-1]
     shown = apart(row["name"] for row in rows)
     bars = [go.Bar(y=[label(name) for name in shown],
                    x=[row[f"{part}_mean_s"] for row in rows], name=PART_TITLES[part],

@@ -70,6 +70,14 @@ class ReportedJob:
         """Returns the actions with the longest ACT."""
         return sorted(self.ended, key=lambda r: r.submit_ns - r.end_ns)[:SLOWEST]
 
+    @cached_property
+    def classes(self) -> list[dict[str, Any]]:
+        """Returns the figures of each class of actions, the class that held most first."""
+        tried = _grouped(attempts(self), lambda r: r.action.name)
+        rows = [_group(name, records, tried[name])
+                for name, records in _grouped(self.ended, lambda r: r.action.name).items()]
+        return sorted(rows, key=lambda row: (-row["gpu_h"], -row["cpu_core_h"], -row["act_mean_s"]))
+
     @property
     def since_ns(self) -> int:
         """Returns the beginning of the time that the report is about."""
@@ -206,14 +214,6 @@ def _grouped(records: Iterable[ActionRecord], key: Callable[[ActionRecord], str]
     for r in records:
         groups.setdefault(key(r), []).append(r)
     return groups
-
-
-def classes(report: ReportedJob) -> list[dict[str, Any]]:
-    """Returns the figures of each class of actions, the class that held most first."""
-    tried = _grouped(attempts(report), lambda r: r.action.name)
-    rows = [_group(name, records, tried[name])
-            for name, records in _grouped(report.ended, lambda r: r.action.name).items()]
-    return sorted(rows, key=lambda row: (-row["gpu_h"], -row["cpu_core_h"], -row["act_mean_s"]))
 
 
 def _group(name: str, records: list[ActionRecord], tried: list[ActionRecord]) -> dict[str, Any]:

@@ -29,13 +29,14 @@ from tangram_hpc.domain.ids import mint
 from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
+from tangram_hpc.report import reported_job
 from tangram_hpc.report.advice import advice
 from tangram_hpc.report.contents import contents
 from tangram_hpc.report.figures import all_plots
 from tangram_hpc.report.labels import apart, label, plain
 from tangram_hpc.report.lanes import BINS, ROWS_MAX, Window, lanes
 from tangram_hpc.report.page import page
-from tangram_hpc.report.reported_job import PARTS, ReportedJob, classes, gather, headline
+from tangram_hpc.report.reported_job import PARTS, ReportedJob, gather, headline
 from tangram_hpc.report.series import mean_level, peak, time_series
 from tangram_hpc.report.waterfall import slowest_trajectories
 from tangram_hpc.simulator.savings.savings import (
@@ -385,6 +386,19 @@ def test_a_cell_has_the_class_that_held_its_unit_longest() -> None:
     assert narrow.bin_s == pytest.approx(1 / BINS) and narrow.since_s == 2.0
 
 
+def test_a_page_adds_up_the_actions_of_each_class_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    report, added = report_of(busy_job(60, 1, 4, classes=3)), list[str]()
+
+    def counted(name: str, *given: Any, add_up: Any = reported_job._group) -> Any:
+        added.append(name)
+        return add_up(name, *given)
+
+    monkeypatch.setattr(reported_job, "_group", counted)
+    series, grid = time_series(report), lanes(report)
+    page(report, series, grid, all_plots(report, series, grid))
+    assert len(added) == len({*added}) == 3
+
+
 def test_many_units_share_rows_and_many_classes_share_a_colour() -> None:
     grid = lanes(report_of(busy_job(500, 9, 64, classes=30)))
     assert len(grid.rows) <= ROWS_MAX and grid.units == 3 and grid.rows[0] == "n0 cpu 0-2"
@@ -449,7 +463,7 @@ def retried_job() -> list[ev.Event]:
 
 def test_what_earlier_attempts_held_counts() -> None:
     report = report_of(retried_job())
-    head, row, series = headline(report), classes(report)[0], time_series(report, 20)
+    head, row, series = headline(report), report.classes[0], time_series(report, 20)
     assert head["cpu_lent_core_h"] == row["cpu_core_h"] == pytest.approx(12 / 3600)
     assert head["cpu_used_core_h"] == row["cpu_used_core_h"] == pytest.approx(4 / 3600)
     assert head["gpu_lent_gpu_h"] == row["gpu_h"] == pytest.approx(10 / 3600)
@@ -495,7 +509,7 @@ def test_cancelled_actions_did_not_fail() -> None:
     events = [ev.LeaseFinished(e.at, e.lease, msgspec.structs.replace(
         e.outcome, state=ActionState.CANCELLED), True) if isinstance(e, ev.LeaseFinished) else e
         for e in busy_job(40, 1, 4)]
-    assert {row["failed"] for row in classes(report_of(events))} == {0}
+    assert {row["failed"] for row in report_of(events).classes} == {0}
 
 
 def test_long_names_of_rows_and_classes_stay_apart() -> None:

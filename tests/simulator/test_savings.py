@@ -7,15 +7,17 @@ what the answer must be.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from helpers.recorded_job import played
 
-from tangram_hpc.accounting.record import fold
+from tangram_hpc.accounting.record import ActionRecord, fold
 from tangram_hpc.domain import event as ev
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
+from tangram_hpc.simulator.savings import recorded_run as recorded_run_module
 from tangram_hpc.simulator.savings.recorded_run import RecordedRun, recorded_run
 from tangram_hpc.simulator.savings.run_witness import RunWitness
 from tangram_hpc.simulator.savings.savings import (
@@ -51,17 +53,17 @@ def coding(trajectories: int = 200, cpus: int = 800) -> tuple[Workload, Cluster]
             resized(cluster, Holding(cpus, 0)))
 
 
-def recorded(events: list[ev.Event]) -> RecordedRun:
+def recorded(events: list[ev.Event], actions_max: int | None = None) -> RecordedRun:
     witness = RunWitness()
     for event in events:
         witness.add(event)
-    run = recorded_run(fold(events), witness)
+    run = recorded_run(fold(events), witness, actions_max)
     assert run is not None
     return run
 
 
-def saved(events: list[ev.Event], **given: int) -> Savings:
-    return savings(recorded(events), fold(events), **given)
+def saved(events: list[ev.Event], actions_max: int | None = None, **given: int) -> Savings:
+    return savings(recorded(events, actions_max), fold(events), **given)
 
 
 def check_against_the_simulator(work: Workload, cluster: Cluster, placer: str, oracle: bool
@@ -251,13 +253,28 @@ def test_a_long_job_is_compared_by_the_trajectories_that_began_first() -> None:
         saved(events, actions_max=one - 1)
 
 
+def test_only_what_is_simulated_is_made_into_a_workload(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, events = played(*coding(12, 24), "fcfs:4")
+    made = list[ActionRecord]()
+
+    def counted(r: ActionRecord, serials: Any, make: Any = recorded_run_module._work_action) -> Any:
+        made.append(r)
+        return make(r, serials)
+
+    monkeypatch.setattr(recorded_run_module, "_work_action", counted)
+    run = recorded(events, 40)
+    assert len(made) == len(run.numbers) <= 40 < run.actions_of_job
+    made.clear()
+    assert len(recorded(events).numbers) == run.actions_of_job == len(made)
+
+
 def test_gpus_of_a_smaller_allocation_are_rounded_up() -> None:
     work, cluster = read_workload(Path("mixed-24")), read_cluster(EXAMPLES / "cluster-24.json")
     events = played(work, cluster, "elastic")[1]
-    run = recorded(events)
+    run = recorded(events, 60)
     run.cluster = run.cluster.model_copy(update={"nodes": tuple(
         n.model_copy(update={"gpus": min(n.gpus, 3)}) for n in run.cluster.nodes)})
-    assert [row.gpus for row in savings(run, fold(events), actions_max=60).rows[-2:]] == [3, 2]
+    assert [row.gpus for row in savings(run, fold(events)).rows[-2:]] == [3, 2]
 
 
 @pytest.mark.parametrize(("degrees", "cpus"), [

@@ -41,11 +41,11 @@ def compare(folded: Fold, row: JobRow, witness: RunWitness, progress: Callable[[
 
     if row.state == "RUNNING":
         return None, "the job still runs"
-    run = recorded_run(folded, witness)
-    if run is None:
-        return None, "no action of the job can be simulated"
     try:
-        return savings(run, folded, static_cpus, actions_max or SIMULATED_MAX, progress), ""
+        run = recorded_run(folded, witness, actions_max or SIMULATED_MAX)
+        if run is None:
+            return None, "no action of the job can be simulated"
+        return savings(run, folded, static_cpus, progress), ""
     except InvalidInput as error:
         return None, str(error)
 

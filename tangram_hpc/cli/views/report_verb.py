@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import gc
 import glob
 import json
 import os
@@ -143,6 +144,7 @@ def _report(job: str, args: argparse.Namespace) -> ReportedJob:
 
     folder = job_dir(os.environ, job)
     report = gather(read_journals(folder), is_served(folder), time.time_ns())
+    gc.freeze()  # the records stay until the end; each collection would walk all of them again
     _compare(report, args)
     if not args.json:
         slow = report.slowest

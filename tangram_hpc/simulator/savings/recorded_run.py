@@ -62,15 +62,17 @@ class LeftOut:
 
 @dataclass
 class RecordedRun:
-    """Holds a job as the simulator can play it again.
+    """Holds a job, or the part of it that began first, as the simulator can play it again.
 
     Attributes:
         work: Its trajectories.
         cluster: All nodes that it ever had, its services and its endpoints.
-        left_out: What is not played as it was.
+        left_out: What is not played as it was, of the whole job.
         begun_ns: The time of the workload's start, ns since the epoch.
         played: For each trajectory of the workload, the ids of its actions.
         stays: The stays of its nodes.
+        actions_of_job: How many actions of the whole job can be played.
+        cut: Whether it is the first turns of one trajectory only.
     """
 
     work: Workload
@@ -79,43 +81,29 @@ class RecordedRun:
     begun_ns: int
     played: list[list[int]]
     stays: list[NodeStay]
+    actions_of_job: int
+    cut: bool
 
     @property
     def numbers(self) -> list[int]:
         """Returns the ids of all its actions."""
         return [number for numbers in self.played for number in numbers]
 
-    def first(self, actions_max: int) -> RecordedRun:
-        """Returns the trajectories that began first, with so many actions at most. If already the
-        first trajectory has more, its first turns are returned.
 
-        Raises:
-            InvalidInput: Not even the first turn has so few actions.
-        """
-        ends = accumulate(len(numbers) for numbers in self.played)
-        count = sum(end <= actions_max for end in ends)
-        chosen, played = self.work.trajectories[:count], self.played[:count]
-        if not count:
-            first = self.work.trajectories[0]
-            sums = [*accumulate(len(turn.actions) for turn in first.turns)]
-            turns = sum(end <= actions_max for end in sums)
-            if not turns:
-                raise InvalidInput(f"the first turn has {sums[0]} actions, more than the "
-                                   f"{actions_max} that are simulated; `tangram report --simulate "
-                                   f"{sums[0]}` simulates them")
-            chosen = (first.model_copy(update={"turns": first.turns[:turns]}),)
-            played = [self.played[0][:sums[turns - 1]]]
-        work = self.work.model_copy(update={"trajectories": chosen})
-        return replace(self, work=work, played=played)
-
-
-def recorded_run(folded: Fold, witness: RunWitness) -> RecordedRun | None:
+def recorded_run(folded: Fold, witness: RunWitness, actions_max: int | None = None
+                 ) -> RecordedRun | None:
     """Returns a job as the simulator can play it again; None if it had no node, or if none of its
     actions can be played. O(actions).
 
     Args:
         folded: The records of its actions.
         witness: What was there meanwhile; it has taken the same events.
+        actions_max: So many actions at most are returned, those of the trajectories that began
+            first. If already the first trajectory has more, its first turns are returned. None for
+            the whole job.
+
+    Raises:
+        InvalidInput: Not even the first turn has so few actions.
     """
     left_out, played = LeftOut(), list[ActionRecord]()
     for record in folded.records.values():
@@ -126,6 +114,8 @@ def recorded_run(folded: Fold, witness: RunWitness) -> RecordedRun | None:
     serial = _Serials(played)
     left_out.unprofiled = serial.estimated
     drafts = _drafts(played, witness)
+    if actions_max is not None:  # before the costly part, as a job may have a million actions
+        drafts = _first(drafts, actions_max)
     begun_ns = min(draft.start_ns for draft in drafts)
     names = _names(drafts, witness)
     trajectories = tuple(_trajectory(name, draft, begun_ns, witness, serial)
@@ -133,7 +123,7 @@ def recorded_run(folded: Fold, witness: RunWitness) -> RecordedRun | None:
     work = Workload(name=folded.job or "recorded", trajectories=trajectories)
     numbers = [[r.action.id for turn in draft.turns for r in turn] for draft in drafts]
     return RecordedRun(work, _cluster(witness), left_out, begun_ns, numbers,
-                       [*witness.stays.values()])
+                       [*witness.stays.values()], len(played), drafts[0].cut)
 
 
 def _is_played(r: ActionRecord, witness: RunWitness, left_out: LeftOut) -> bool:
@@ -217,12 +207,13 @@ def _work_action(r: ActionRecord, serials: _Serials) -> WorkAction:
 @dataclass(frozen=True)
 class _Draft:
     """A trajectory: when it began, from when it thought of its first action (ns since the epoch),
-    and its turns.
+    its turns, and whether its last turns were left out.
     """
 
     start_ns: int
     thinks_from_ns: int
     turns: list[list[ActionRecord]]
+    cut: bool = False
 
 
 def _drafts(played: list[ActionRecord], witness: RunWitness) -> list[_Draft]:
@@ -237,6 +228,20 @@ def _drafts(played: list[ActionRecord], witness: RunWitness) -> list[_Draft]:
         asked = min(place.get(r.action.session, len(place)) for r in records)
         found.append((start_ns, asked, _Draft(start_ns, thinks_from_ns, turns)))
     return [draft for _, _, draft in sorted(found, key=lambda each: each[:2])]
+
+
+def _first(drafts: list[_Draft], actions_max: int) -> list[_Draft]:
+    """Returns the first drafts, or the first turns of the first one; see `recorded_run`."""
+    sizes = [[len(turn) for turn in draft.turns] for draft in drafts]
+    count = sum(end <= actions_max for end in accumulate(map(sum, sizes)))
+    if count:
+        return drafts[:count]
+    turns = sum(end <= actions_max for end in accumulate(sizes[0]))
+    if not turns:
+        raise InvalidInput(f"the first turn has {sizes[0][0]} actions, more than the {actions_max} "
+                           f"that are simulated; `tangram report --simulate {sizes[0][0]}` "
+                           "simulates them")
+    return [replace(drafts[0], turns=drafts[0].turns[:turns], cut=True)]
 
 
 def _beginning(records: list[ActionRecord], turns: list[list[ActionRecord]], witness: RunWitness
@@ -284,7 +289,7 @@ def _trajectory(name: str, draft: _Draft, begun_ns: int, witness: RunWitness, se
     sessions = [s for turn in draft.turns for r in turn
                 if (s := witness.sessions.get(r.action.session)) is not None]
     closed = max([0, *(s.closed_ns for s in sessions if s.by_client)])
-    if closed > until + _TOGETHER_NS:  # it went on thinking, and its session stayed open
+    if not draft.cut and closed > until + _TOGETHER_NS:  # it thought on, its session still open
         told.append(WorkloadTurn(think_s=(closed - until) / _SECOND, actions=()))
     mem_mib = [s.spec.mem_mib for s in sessions]
     return WorkloadTrajectory(

@@ -160,7 +160,6 @@ def reservation(work: Workload) -> int:
 
 
 def savings(run: RecordedRun, folded: Fold, static_cpus: int = 0,
-            actions_max: int = SIMULATED_MAX,
             progress: Callable[[str], None] = lambda text: None) -> Savings:
     """Simulates all alternatives.
 
@@ -168,41 +167,35 @@ def savings(run: RecordedRun, folded: Fold, static_cpus: int = 0,
         run: The job as the simulator can play it.
         folded: Its records.
         static_cpus: CPUs of a reservation; 0 for what `reservation` says.
-        actions_max: So many actions are simulated at most, those of the trajectories that began
-            first.
         progress: Called with what is simulated next.
-
-    Raises:
-        InvalidInput: Not even the first turn has so few actions.
     """
-    part = run.first(actions_max)
-    found = Savings(trajectories=len(part.work.trajectories), actions=len(all_actions(part.work)),
-                    actions_of_job=len(all_actions(run.work)))
-    k = static_cpus or reservation(part.work)
+    found = Savings(trajectories=len(run.work.trajectories), actions=len(all_actions(run.work)),
+                    actions_of_job=run.actions_of_job)
+    k = static_cpus or reservation(run.work)
     durations = "learned" if run.left_out.unprofiled else "oracle"
-    found.rows.append(_recorded(part, folded))
+    found.rows.append(_recorded(run, folded))
 
     def add(way: str, policy: str, cluster: Cluster) -> None:
         progress(f"simulating {found.actions} actions: {way} ({policy})")
-        found.rows.append(_simulated(way, part.work, cluster, policy, durations))
+        found.rows.append(_simulated(way, run.work, cluster, policy, durations))
 
     as_run = folded.placer or "elastic"
-    add(AS_RUN, as_run, part.cluster)
-    add(FCFS, f"fcfs:{k}", part.cluster)
-    add(STATIC, f"static:{k}", part.cluster)
-    own_gpus = _with_own_gpus(part)
-    if own_gpus is not None and (why_not := _differing_calls(part)):
+    add(AS_RUN, as_run, run.cluster)
+    add(FCFS, f"fcfs:{k}", run.cluster)
+    add(STATIC, f"static:{k}", run.cluster)
+    own_gpus = _with_own_gpus(run)
+    if own_gpus is not None and (why_not := _differing_calls(run)):
         found.rows.append(Alternative(SERVICES, as_run, why_not=why_not))
     elif own_gpus is not None:
         add(SERVICES, as_run, own_gpus)
-    add(JOBS, f"static:{k}", _room_for_all(part, k))
-    full = full_holding(part.cluster)
+    add(JOBS, f"static:{k}", _room_for_all(run, k))
+    full = full_holding(run.cluster)
     for share in SMALLER:
         held = Holding(*(-(-round(units * share * 100) // 100)
                          for units in (full.cpus, full.gpus)))
         if held != full and held.cpus:
-            add(f"{share:.0%}", as_run, resized(part.cluster, held))
-    for tenant, own in _parts_of_tenants(part, folded):
+            add(f"{share:.0%}", as_run, resized(run.cluster, held))
+    for tenant, own in _parts_of_tenants(run, folded):
         progress(f"simulating {len(own.numbers)} actions of tenant {tenant}: {JOBS} (static:{k})")
         found.tenants.append(_of_tenant(tenant, own, folded, k, durations))
     used = sum(row.used_core_h for row in found.tenants)
@@ -381,8 +374,7 @@ def _assumptions(run: RecordedRun, found: Savings, k: int, durations: str) -> li
         (left.bound, "were bound to a component, and are simulated on any node.")) if number
         for text in [f"{number} actions {text}"]]
     if found.actions < found.actions_of_job:
-        cut = ", of which the last turns are left out" if found.actions < len(
-            run.played[0]) else ""
+        cut = ", of which the last turns are left out" if run.cut else ""
         said.append(f"Compared are the {found.trajectories} trajectories that began first{cut}, "
                     f"with {found.actions} of {found.actions_of_job} actions.")
     return said
