@@ -61,7 +61,7 @@ class RollUpRow:
         group: what its actions have in common.
         actions: how many actions it has.
         attempts: how many attempts of actions, those that were sent back included.
-        failed: actions that ended in another state than COMPLETED or CANCELLED.
+        failed: actions that ended in a state of UNSUCCESSFUL.
         acts_ns: ACT of each action that ended: from its submission to its result.
         parts_ns: what these ACTs were spent on, in all: the parts of `ActParts`, in its order.
         cpu_held_ns: core-ns that were lent to all attempts.
@@ -205,7 +205,7 @@ ROLL_UP_FIELDS = (
     Field("Actions", 9, lambda r: str(r.actions), "how many actions"),
     Field("Attempts", 9, lambda r: str(r.attempts), "how many attempts of actions"),
     Field("Failed", 8, lambda r: str(r.failed),
-          "actions that ended neither COMPLETED nor CANCELLED"),
+          "actions that ended neither COMPLETED, CANCELLED nor PREEMPTED"),
     Field("ACTMean", 13, lambda r: duration(r.act_mean_ns()),
           "mean time from submission to result, of actions that ended"),
     Field("ACTP50", 13, lambda r: duration(r.act_ns(50)), "its median"),

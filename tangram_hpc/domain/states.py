@@ -96,5 +96,7 @@ ENDED = frozenset(
         ActionState.PREEMPTED,
     }
 )
-# what accounting counts as failed: everything but success and what somebody cancelled
-UNSUCCESSFUL = ENDED - {ActionState.COMPLETED, ActionState.CANCELLED}
+# What accounting counts as failed: everything but success, what somebody cancelled, and what was
+# preempted. An action that ends as PREEMPTED is one of background processes that gave its CPUs back
+# and asks again; any other action waits again after a preemption.
+UNSUCCESSFUL = ENDED - {ActionState.COMPLETED, ActionState.CANCELLED, ActionState.PREEMPTED}

@@ -20,11 +20,12 @@ from helpers.recorded_job import BEGAN_NS, busy_job, played, write_job
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.accounting.held_usage import held
+from tangram_hpc.accounting.roll_up import RollUp
 from tangram_hpc.accounting.summary import summary
 from tangram_hpc.cli import main
 from tangram_hpc.cli.helpers import job_savings
 from tangram_hpc.domain import event as ev
-from tangram_hpc.domain.action import Action
+from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.ids import mint
 from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
@@ -505,11 +506,21 @@ def test_what_running_actions_hold_counts_as_lent() -> None:
     assert report.folded.records[mint(1, 1)].cpu_held_ns == 0  # of an action that has not ended
 
 
-def test_cancelled_actions_did_not_fail() -> None:
+@pytest.mark.parametrize("state", [ActionState.CANCELLED, ActionState.PREEMPTED])
+def test_actions_that_were_cancelled_or_gave_their_cpus_back_did_not_fail(state: ActionState
+                                                                          ) -> None:
     events = [ev.LeaseFinished(e.at, e.lease, msgspec.structs.replace(
-        e.outcome, state=ActionState.CANCELLED), True) if isinstance(e, ev.LeaseFinished) else e
-        for e in busy_job(40, 1, 4)]
-    assert {row["failed"] for row in report_of(events).classes} == {0}
+        e.outcome, state=state), True) if isinstance(e, ev.LeaseFinished) else
+        ev.ActionSubmitted(e.at, msgspec.structs.replace(
+            e.action, kind=Kind.BACKGROUND, session=mint(1, 1 << 20)))
+        if isinstance(e, ev.ActionSubmitted) else e for e in busy_job(40, 1, 4)]
+    report = report_of(events)
+    assert {row["failed"] for row in report.classes} == {0}
+    assert not any("ended as" in text for text in advice(report, time_series(report)))
+    groups = RollUp("name")
+    for r in report.records:
+        groups.add_attempt(r)
+    assert {row.failed for row in groups.rows()} == {0}
 
 
 def test_long_names_of_rows_and_classes_stay_apart() -> None:
