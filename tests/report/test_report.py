@@ -506,6 +506,15 @@ def test_what_running_actions_hold_counts_as_lent() -> None:
     assert report.folded.records[mint(1, 1)].cpu_held_ns == 0  # of an action that has not ended
 
 
+def test_a_journal_without_an_event_has_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                capsys: pytest.CaptureFixture[str]) -> None:
+    write_job(tmp_path, [])
+    monkeypatch.setenv("TANGRAM_HOME", str(tmp_path))
+    page_of_none = tmp_path / "none.html"
+    assert main(["report", "4711", "-o", str(page_of_none)]) == 2 and not page_of_none.exists()
+    assert "4711: its journal has no event yet" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("state", [ActionState.CANCELLED, ActionState.PREEMPTED])
 def test_actions_that_were_cancelled_or_gave_their_cpus_back_did_not_fail(state: ActionState
                                                                           ) -> None:

@@ -136,6 +136,7 @@ def _report(job: str, args: argparse.Namespace) -> ReportedJob:
     """Reads the job, and simulates what else it could have been."""
     import time
 
+    from ...errors import InvalidInput
     from ...report.reported_job import gather
     from ...storage.job_folders import is_served
     from ...storage.journal_segments import read_journals
@@ -144,6 +145,9 @@ def _report(job: str, args: argparse.Namespace) -> ReportedJob:
 
     folder = job_dir(os.environ, job)
     report = gather(read_journals(folder), is_served(folder), time.time_ns())
+    if not (report.folded.job or report.folded.records):  # nothing says when it began, either
+        raise InvalidInput(f"job {job}: its journal has no event yet; its broker has just begun, "
+                           "or was killed before it wrote one")
     gc.freeze()  # the records stay until the end; each collection would walk all of them again
     _compare(report, args)
     if not args.json:
