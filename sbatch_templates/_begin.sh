@@ -77,6 +77,7 @@ if [ -n "$settings" ]; then
     TANGRAM_CONFIG=$(realpath -- "$settings")           # relative to the folder where the job was submitted
     export TANGRAM_CONFIG
 fi
+own_umask=$(umask)                                      # for the trainer: its files may be for others
 umask 077
 export SLURM_EXPORT_ENV=ALL                             # overrides any --export of the submission
 if [ -z "${SLURM_JOB_END_TIME:-}" ]; then               # an older Slurm does not set this variable

@@ -16,6 +16,7 @@ if [ "$launcher" = ray ]; then                           # Ray's files; on each 
     chmod 700 "$ray_epilog"
     trainer_step+=(--task-epilog="$ray_epilog")
 fi
+umask "$own_umask"                                       # this script writes no more files
 TANGRAM_WORLD_SIZE=<TASKS_TRAINER> \
 srun ${trainer_step[@]+"${trainer_step[@]}"} --job-name=ranks --ntasks=<TASKS_TRAINER> --cpus-per-task=<CPUS_PER_RANK> \
     --distribution=plane=<RANKS_NODE> --mpi=<MPI> --kill-on-bad-exit=0 \

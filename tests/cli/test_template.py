@@ -336,6 +336,15 @@ def test_the_job_script_starts_and_ends_broker_workers_gateway_and_trainer(
     assert list(pretence.scratch.iterdir()) == []  # the epilog was there
 
 
+def test_a_trainer_has_the_umask_of_its_job_and_the_rest_a_private_one(pretence: Pretence) -> None:
+    setup = "umask 0027"  # as from a shell of the user
+    text = render(load("hetjob"), {**FULL, "trainer": "umask", "setup": setup})
+    status, out, err = pretence.run("", text)
+    assert (status, out, err) == (0, "0027\n", "")
+    (folder,) = (pretence.folder / ".tangram" / "jobs").iterdir()
+    assert (folder / "access.json").stat().st_mode & 0o777 == 0o600
+
+
 def test_the_task_epilog_keeps_the_folder_of_a_broker_that_lives(pretence: Pretence) -> None:
     """And it ends while the broker lives. slurmstepd starts it with SIGALRM blocked."""
     trainer = """touch "$TANGRAM_HOME/jobs/7/ended"  # first the workers end
