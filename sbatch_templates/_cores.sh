@@ -3,12 +3,16 @@
 # than are free, Slurm lets it wait for the end of the other step and prints nothing. So the sizes are
 # rounded here: the ranks get whole cores first, and of the remaining CPUs whole cores are lent.
 lent_cpus=<CPUS_LENT> node_ranks=<TASKS_NODE> rank_cpus=<CPUS_PER_RANK>  # on each node
-core=<THREADS_PER_CORE>                                 # CPUs of a core, used if Slurm does not tell
-topology=$(scontrol -o show node "${SLURMD_NODENAME:-}" 2>/dev/null) || topology=""
-if [[ $topology =~ CoresPerSocket=([1-9][0-9]*)" ".*CPUTot=([1-9][0-9]*)" ".*" "Sockets=([1-9][0-9]*) ]]; then
-    core=$((BASH_REMATCH[2] / (BASH_REMATCH[1] * BASH_REMATCH[3])))
-    core=$((core > 0 ? core : 1))
-fi
+core=<THREADS_PER_CORE> core_node="${SLURMD_NODENAME:-this node}"  # CPUs of a core, used if Slurm does not tell
+topology=$(scontrol -o show node "${SLURM_JOB_NODELIST:-${SLURMD_NODENAME:-}}" 2>/dev/null) || topology=""
+largest=0                                               # of all nodes, as their steps have one size
+while read -r line; do
+    [[ $line =~ NodeName=([^\ ]+)" ".*CoresPerSocket=([1-9][0-9]*)" ".*CPUTot=([1-9][0-9]*)" ".*" "Sockets=([1-9][0-9]*) ]] || continue
+    cpus=$((BASH_REMATCH[3] / (BASH_REMATCH[2] * BASH_REMATCH[4])))
+    cpus=$((cpus > 0 ? cpus : 1))
+    [ "$cpus" -le "$largest" ] || core_node="${BASH_REMATCH[1]}" largest="$cpus"
+done <<< "$topology"
+[ "$largest" -eq 0 ] || core="$largest"
 if [ "${SLURM_THREADS_PER_CORE:-$core}" -lt "$core" ]; then  # --hint=nomultithread: the job counts whole cores itself
     core="$SLURM_THREADS_PER_CORE"
 fi
@@ -20,12 +24,12 @@ free=$(((node_cpus - held) / core * core))
 lend_cpus=$(((lent_cpus + core - 1) / core * core))
 lend_cpus=$((lend_cpus < free ? lend_cpus : free))
 if [ "$lend_cpus" -lt 1 ]; then
-    echo "tangram: error: cpus_lent=$lent_cpus: a step has whole cores, a core of ${SLURMD_NODENAME:-this node} is" \
+    echo "tangram: error: cpus_lent=$lent_cpus: a step has whole cores, a core of $core_node is" \
         "$core CPUs, and the ranks need $held of the job's $node_cpus CPUs on each node: nothing is left to" \
         "lend; render the script with \`-o threads_per_core=$core\`, or with fewer CPUs for the ranks" >&2
     exit 2
 elif [ "$lend_cpus" -ne "$lent_cpus" ] || [ "$held" -ne "$step_cpus" ]; then
-    echo "tangram: a core of ${SLURMD_NODENAME:-this node} is $core CPUs and a step has whole cores: of $node_cpus CPUs on each" \
+    echo "tangram: a core of $core_node is $core CPUs and a step has whole cores: of $node_cpus CPUs on each" \
         "node $lend_cpus are lent (cpus_lent=$lent_cpus) and the ranks hold $held (they asked for $step_cpus, and sacct counts these)"
 fi
 # srun leaves the job's memory in the environment of a step that has less, so the workers are told theirs

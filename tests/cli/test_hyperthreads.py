@@ -22,15 +22,15 @@ def script(template: str = "single-node", **keys: str) -> str:
     return render(load(template), {"trainer": "true", **keys})
 
 
-def steps(pretence: Pretence, text: str, node_cpus: str, cores: int, cpus: int,  # noqa: F811
-          **env: str) -> tuple[int, list[str], str, str]:
-    """Runs a script on a node with these cores and CPUs: its status, the CPUs that the srun of the
-    workers got, stdout and stderr."""
+def steps(pretence: Pretence, text: str, node_cpus: str, cores: int = 8, cpus: int = 8,  # noqa: F811
+          nodes: str = "", **env: str) -> tuple[int, list[str], str, str]:
+    """Runs a script on a node with these cores and CPUs, or on `nodes`: its status, the CPUs that
+    the srun of the workers got, stdout and stderr."""
     srun = pretence.folder / "bin" / "srun"
     srun.write_text(srun.read_text().replace(
         "#!/bin/bash\n", '#!/bin/bash\necho "srun $*" | head -n 1 >> "$LOG"\n', 1))
     (pretence.folder / "bin" / "scontrol").write_text(
-        f"#!/bin/bash\n{NODE.format(cores=cores, cpus=cpus)}\n")
+        f"#!/bin/bash\n{nodes or NODE.format(cores=cores, cpus=cpus)}\n")
     status, out, err = pretence.run("", text, SLURM_JOB_CPUS_PER_NODE=node_cpus,
                                     SLURMD_NODENAME="n1", SLURM_JOB_NUM_NODES="1", **env)
     lent = [m[1] for line in pretence.logged() if "worker" in line and line.startswith("srun")
@@ -50,6 +50,18 @@ def test_lent_cpus_are_rounded_to_whole_cores_with_one_line(
     assert (status, found, err) == (0, [takes], "")
     told = [line for line in out.splitlines() if "a step has whole cores" in line]
     assert len(told) == 1 and f"{takes} are lent (cpus_lent={lent})" in told[0], out
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_lent_cpus_are_whole_cores_on_nodes_whose_cores_differ(
+        pretence: Pretence, first: int) -> None:  # noqa: F811
+    """Each node gets steps of the same size, so the largest core counts, whichever is first."""
+    nodes = "\n".join(NODE.replace("$4", f"n{number}").format(cores=8, cpus=8 * core)
+                      for number, core in ((1, first), (2, 3 - first)))
+    text = script("homogeneous", cpus_lent="3", ranks="2", gateway="off", partition="")
+    status, found, out, err = steps(pretence, text, "4(x2)", nodes=nodes)
+    assert (status, found, err) == (0, ["2"], "")
+    assert out.startswith(f"tangram: a core of n{3 - first} is 2 CPUs"), out
 
 
 def test_lent_cpus_are_not_rounded_where_a_core_is_one_cpu(pretence: Pretence) -> None:  # noqa: F811
