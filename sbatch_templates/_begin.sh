@@ -52,7 +52,8 @@ requeue() {             # whether Slurm puts this job back; a controller that is
     until said=$(scontrol requeue "$slurm_job" 2>&1); do  # by itself scontrol gives up after about 20 s
         [[ ! $said =~ "pending execution" ]] || return 0 # said of a component that waits already; the others then do too
         if [[ ! $said =~ contact|Unexpected|timed|standby ]] || [ "$SECONDS" -ge "$end" ]; then
-            echo "$said" >&2
+            [[ ! $said =~ disabled ]] || said+=' (`#SBATCH --requeue` allows it)'
+            echo "tangram: job $slurm_job is over without another start: $said" >&2
             return 1
         fi
         sleep 1

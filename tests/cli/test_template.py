@@ -483,7 +483,8 @@ def test_a_job_near_its_time_limit_is_requeued_up_to_requeues_times(
     ("slurm_requeue error: Unable to contact slurm controller (connect failure)", 2, ""),
     ("Job is pending execution for job 8", 1, ""),  # a het job had lost this component
     ("Requested operation is presently disabled for job 7", 1,
-     "Requested operation is presently disabled for job 7\n")])
+     "tangram: job 7 is over without another start: Requested operation is presently disabled for "
+     "job 7 (`#SBATCH --requeue` allows it)\n")])
 def test_a_requeue_waits_for_a_controller_that_is_away(
         pretence: Pretence, said: str, times: int, err: str) -> None:
     """Slurm's own refusal is final, except that of a component that waits already."""
