@@ -345,6 +345,14 @@ def test_a_trainer_has_the_umask_of_its_job_and_the_rest_a_private_one(pretence:
     assert (folder / "access.json").stat().st_mode & 0o777 == 0o600
 
 
+def test_a_relative_home_is_that_of_the_folder_of_the_submission(pretence: Pretence) -> None:
+    """Slurm runs no task epilog whose path is relative."""
+    home = os.path.relpath(pretence.folder / "home")
+    status, out, err = pretence.run('echo "$TANGRAM_HOME"', TANGRAM_HOME=home)
+    assert (status, err) == (0, "")
+    assert out.startswith("/") and os.path.samefile(out.strip(), home)
+
+
 def test_the_task_epilog_keeps_the_folder_of_a_broker_that_lives(pretence: Pretence) -> None:
     """And it ends while the broker lives. slurmstepd starts it with SIGALRM blocked."""
     trainer = """touch "$TANGRAM_HOME/jobs/7/ended"  # first the workers end
