@@ -21,6 +21,7 @@ END_OF_EPILOG
 chmod 700 "$epilog"
 worker='export TANGRAM_SCRATCH="<SCRATCH>/tangram-node-$tangram_tag-$SLURMD_NODENAME"
     mkdir "$TANGRAM_SCRATCH" || exit
+    trap "rmdir \"\$TANGRAM_SCRATCH\" 2>/dev/null" EXIT    # Slurm may kill the epilog at once
     told="" starts=0 status=143
     trap "told=yes" TERM INT                             # this shell stays; the worker gets the signals too
     trap : USR1 USR2                                     # scancel --signal=USR1 without --batch: to every step

@@ -53,6 +53,14 @@ def test_a_worker_that_is_told_to_leave_or_refuses_to_start_is_not_started_again
     assert "again" not in said
 
 
+@pytest.mark.parametrize("end", ["exit 0", "kill -TERM $PPID; exit 143"], ids=["well", "told"])
+def test_nothing_is_left_of_a_worker_that_ends_although_no_epilog_runs(
+        tmp_path: Path, end: str) -> None:
+    """Slurm kills the task epilog with the step when it takes the node from the job."""
+    play(tmp_path, f'[ -d "$TANGRAM_SCRATCH" ] && echo there; {end}')
+    assert list(tmp_path.glob("tangram-node-*")) == []
+
+
 @pytest.mark.parametrize(("end", "code"), [
     (KILLED, 137), ("exit 70", 70), ("kill -USR1 $PPID $$", 138), ("kill -USR2 $PPID $$", 140)],
     ids=["killed", "failed", "USR1 to the step", "USR2 to the step"])
