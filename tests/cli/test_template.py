@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from helpers import forked_verb
+from helpers.cluster_parts import until
 
 from tangram_hpc.cli.template import left_open, load, render
 from tangram_hpc.errors import InvalidInput
@@ -539,6 +540,28 @@ def test_a_warning_before_a_satellites_workers_start_requeues_it(
     assert (status, err) == (0, "")
     assert out == "tangram: the time limit is near: start 1 of 1 follows\n"
     assert pretence.logged() == ["scontrol requeue 7"]
+
+
+def test_a_replay_ends_with_its_own_status(pretence: Pretence) -> None:
+    """It has neither a broker nor a folder of a job."""
+    tool = pretence.folder / "bin" / "tangram"
+    tool.write_text("#!/bin/bash\nexit 4\n")
+    text = render(load("replay"), {"workload": "w.jsonl", "setup": f"cd {pretence.folder}"})
+    status, out, err = pretence.run("", text, SLURM_JOB_NAME="r")
+    assert (status, out, err) == (4, "", "")
+
+
+def test_a_replay_near_its_time_limit_ends_and_is_requeued(pretence: Pretence) -> None:
+    tool = pretence.folder / "bin" / "tangram"
+    tool.write_text("#!/bin/bash\ntouch up; exec sleep 30\n")
+    text = render(load("replay"), {"workload": "w.jsonl", "setup": f"cd {pretence.folder}",
+                                   "requeues": "1"})
+    child = pretence.start("", text, SLURM_JOB_NAME="r")
+    until(lambda: (pretence.folder / "up").exists(), "the replay to begin")
+    child.send_signal(signal.SIGUSR1)
+    out, err = child.communicate(timeout=15)
+    assert child.returncode == 143 and "start 1 of 1 follows" in out, err
+    assert pretence.logged()[-1] == "scontrol requeue 7"
 
 
 def test_each_start_of_a_requeued_job_has_its_own_log_file(pretence: Pretence) -> None:
