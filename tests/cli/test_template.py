@@ -542,6 +542,13 @@ def test_a_warning_before_a_satellites_workers_start_requeues_it(
     assert pretence.logged() == ["scontrol requeue 7"]
 
 
+def test_a_satellite_of_a_job_that_has_no_broker_says_so(pretence: Pretence) -> None:
+    text = render(load("satellite"), {"broker": "5"}).replace("n < 600", "n < 2")
+    status, out, err = pretence.run("", text)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert f"job 5 has no folder below TANGRAM_HOME {pretence.folder}/.tangram" in err
+
+
 def test_a_replay_ends_with_its_own_status(pretence: Pretence) -> None:
     """It has neither a broker nor a folder of a job."""
     tool = pretence.folder / "bin" / "tangram"
