@@ -70,6 +70,8 @@ finish() {
     if [ -n "$again" ] && [ "$start" -lt <REQUEUES> ]; then
         echo "tangram: the time limit is near: start $((start + 1)) of <REQUEUES> follows"
         requeue && exit "$status"
+    elif [ -n "$again" ]; then
+        echo "tangram: the time limit is near (warn=<WARN> s): the job ends, as requeues=<REQUEUES> allows no further start"
     elif [ -n "$evicted" ]; then
         echo "tangram: Slurm preempts this job, and its trainer has ended: the job waits for its next start"
         requeue && exit "$status"                        # fails if requeueing is not allowed: the job is over

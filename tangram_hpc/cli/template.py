@@ -23,6 +23,7 @@ from typing import Any
 
 from ..errors import InvalidInput
 from .helpers.installed_files import installed_folder
+from .helpers.times import time_limit
 
 _ABOUT = re.compile(r"^#: [a-z-]+: (.+)$", re.MULTILINE)
 _KEY = re.compile(r"^#: ([a-z_]+)(=(\S*))?\s+(\S.*)$", re.MULTILINE)
@@ -43,6 +44,7 @@ _QUOTED = ("scratch", "workload", "config", "container_image")
 _WORD_BAD = re.compile(r"[\s'\"`#$&;|<>\\(){}\[\]*?!~^]")
 _QUOTED_BAD = re.compile(r"['\"`\\$]|[^\S ]")
 _VARIABLE = re.compile(r"\$[A-Za-z_]\w*|\$\{[A-Za-z_]\w*(:-[^${}'\"`\\]*)?\}")
+_EARLY_S = 60  # Slurm looks for warnings that are due about once in a minute
 _WHOLE = ("requeues", "warn", "wait_s")  # whole numbers of at least 0
 _CHOICES = {"gateway": ("on", "off"), "launcher": ("none", "torchrun", "ray"),
             "container": ("apptainer", "pyxis")}
@@ -126,8 +128,23 @@ class Template:
     def cautions(self, given: Mapping[str, str]) -> list[str]:
         """Returns warnings about values that are allowed but seldom meant."""
         values = self.values(given)
-        return [f"template {self.name}: {m[1]}={m[2]}: {m[3]}" for m in _CAUTION.finditer(self.text)
-                if values.get(m[1]) == m[2]]
+        found = [f"template {self.name}: {m[1]}={m[2]}: {m[3]}"
+                 for m in _CAUTION.finditer(self.text) if values.get(m[1]) == m[2]]
+        limit, warn = values.get("time") or "", values.get("warn") or "0"
+        has_s = _job_seconds(limit)
+        if has_s and int(warn) and has_s <= int(warn) + _EARLY_S:
+            found.append(f"template {self.name}: time={limit}: the job begins to end warn={warn} s "
+                         "before this limit, and Slurm may warn it a minute earlier, so no time is "
+                         "left for its work")
+        return found
+
+
+def _job_seconds(limit: str) -> float | None:
+    """Returns the time limit that sbatch reads: 0 is none; None for a word or what it refuses."""
+    try:
+        return time_limit(f"{limit}:0" if limit.isdecimal() else limit)  # alone it is minutes
+    except argparse.ArgumentTypeError:
+        return None
 
 
 # ---- CPUs and cores ----------------------------------------------------------------------------

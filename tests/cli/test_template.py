@@ -189,6 +189,16 @@ def test_one_node_in_component_0_gives_a_warning() -> None:
     assert "nodes_cpu=1" in told.stderr and "ends the whole job" in told.stderr
 
 
+@pytest.mark.parametrize(("limit", "warn", "warned"), [
+    ("2", "120", True), ("3:00", "120", True), ("3", "119", False), ("0-1", "3600", True),
+    ("01:00:00", "120", False), ("UNLIMITED", "120", False), ("0", "120", False)])
+def test_a_limit_that_leaves_no_time_for_work_gives_a_warning(
+        limit: str, warn: str, warned: bool) -> None:
+    cautions = load("single-node").cautions({"trainer": "x", "time": limit, "warn": warn})
+    assert [f"time={limit}: the job begins to end warn={warn} s" in c for c in cautions] == (
+        [True] * warned)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_wheel_brings_the_templates_and_the_files_of_a_site(tmp_path: Path) -> None:
@@ -479,7 +489,9 @@ def test_a_job_near_its_time_limit_is_requeued_up_to_requeues_times(
     assert child.stdout is not None and child.stdout.readline() == "up\n"
     child.send_signal(signal.SIGUSR1)
     out, err = child.communicate(timeout=60)
-    assert (child.returncode, err, out.count("the time limit is near")) == (4, "", again)
+    assert (child.returncode, err, out.count(f"start {int(start or 0) + 1} of {requeues} follows")
+            ) == (4, "", again)
+    assert out.count("the time limit is near (warn=") == out.count("the job ends") == 1 - again
     assert [line for line in pretence.ends() if line.startswith("scontrol")] == []
     assert pretence.logged().count("scontrol requeue 7") == again
     assert pretence.logged().count("broker drained") == 1
