@@ -71,6 +71,9 @@ fi
 trap 'echo "tangram: error: setup: \`$BASH_COMMAND\` ended with status $?" >&2' ERR
 set +u                                                  # activation scripts read variables that nobody set
 <SETUP>
+setup_status=$?                                         # bash goes on when a command before && has failed
+[ "$setup_status" -eq 0 ] || echo "tangram: warning: setup: a command before \`&&\` ended with status $setup_status, and those" \
+    "after it were not run" >&2
 set -u
 trap - ERR
 settings="<CONFIG>"

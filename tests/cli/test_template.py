@@ -688,6 +688,15 @@ def test_a_failing_setup_command_is_named(name: str, tmp_path: Path) -> None:
     assert done.stderr == "tangram: error: setup: `[ a = b ]` ended with status 1\n"
 
 
+def test_a_setup_of_which_a_part_fails_gives_a_warning(pretence: Pretence) -> None:
+    """bash goes on after a failure before `&&`, as in `module load x && source y`."""
+    text = render(load("hetjob"), {**FULL, "trainer": "echo up", "setup": "[ a = b ] && cd /"})
+    status, out, err = pretence.run("", text)
+    assert (status, out) == (0, "up\n")
+    assert err == ("tangram: warning: setup: a command before `&&` ended with status 1, and those "
+                   "after it were not run\n")
+
+
 @pytest.mark.parametrize("name", ["single-node", "satellite"])
 def test_setup_may_read_variables_that_are_not_set(name: str, tmp_path: Path) -> None:
     """The activation scripts of conda packages do, as does /etc/bashrc; the rest may not."""
