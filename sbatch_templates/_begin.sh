@@ -68,6 +68,7 @@ if [ "$start" -gt 0 ] && [ -f "$out" ]; then
 fi
 
 # ---- environment: every step inherits it ------------------------------------------------------------
+[ -n "${HOME:-}" ] || { unset HOME; export HOME=~; }     # as from slurmrestd; bash asks the password database
 trap 'echo "tangram: error: setup: \`$BASH_COMMAND\` ended with status $?" >&2' ERR
 set +u                                                  # activation scripts read variables that nobody set
 <SETUP>

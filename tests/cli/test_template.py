@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import shutil
 import signal
@@ -362,6 +363,11 @@ def test_a_relative_home_is_that_of_the_folder_of_the_submission(pretence: Prete
     status, out, err = pretence.run('echo "$TANGRAM_HOME"', TANGRAM_HOME=home)
     assert (status, err) == (0, "")
     assert out.startswith("/") and os.path.samefile(out.strip(), home)
+
+
+def test_a_job_without_home_in_its_environment_has_that_of_its_user(pretence: Pretence) -> None:
+    status, out, err = pretence.run('echo "$HOME"', HOME="", TANGRAM_HOME=str(pretence.folder))
+    assert (status, out, err) == (0, pwd.getpwuid(os.getuid()).pw_dir + "\n", "")
 
 
 def test_the_task_epilog_keeps_the_folder_of_a_broker_that_lives(pretence: Pretence) -> None:
