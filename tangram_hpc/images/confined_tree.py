@@ -55,12 +55,17 @@ class ConfinedTree:
 
     Args:
         root: the folder, which exists.
+
+    Attributes:
+        implied: paths of directories that were only made because something in them was made. A
+            caller that makes one of them itself removes it from here.
     """
 
     def __init__(self, root: str) -> None:
-        self._path = root
+        self.implied: set[Parts] = set()
         self._root = os.open(root, FOLDER)
-        self._last: tuple[Parts, int] | None = None  # the directory that was used last
+        # the directory that was used last: its path as asked for, its path without links
+        self._last: tuple[Parts, int, Parts] | None = None
 
     def close(self) -> None:
         """Closes what is open."""
@@ -88,11 +93,17 @@ class ConfinedTree:
             return self._root
         if self._last is None or self._last[0] != parts:
             self.forget()
-            self._last = parts, self._walk(parts, make)
+            self._last = parts, *self._walk(parts, make)
         return self._last[1]
 
-    def _walk(self, parts: Parts, make: bool) -> int:
-        held, todo, links = [os.dup(self._root)], list(reversed(parts)), 0
+    def real(self, parts: Parts) -> Parts:
+        """Returns the path of a directory that exists, without links."""
+        self.folder(parts, make=False)
+        return self._last[2] if self._last is not None and parts else ()
+
+    def _walk(self, parts: Parts, make: bool) -> tuple[int, Parts]:
+        held, names, links = [os.dup(self._root)], list[str](), 0
+        todo = list(reversed(parts))
         try:
             while todo:
                 name = todo.pop()
@@ -101,9 +112,11 @@ class ConfinedTree:
                         raise ImageRefused(f"image: {shown('/'.join(parts))} leads out of the "
                                            "image through a link")
                     os.close(held.pop())
+                    names.pop()
                     continue
                 try:
-                    held.append(_enter(name, held[-1], make))
+                    held.append(self._enter(name, held[-1], make, names))
+                    names.append(name)
                 except NotADirectoryError:
                     target = _link(name, held[-1])
                     links += 1
@@ -112,16 +125,27 @@ class ConfinedTree:
                         raise ImageRefused(f"image: {shown('/'.join(parts))} leads through {what} "
                                            f"({shown(name)})") from None
                     if target.startswith("/"):
+                        names.clear()
                         while len(held) > 1:
                             os.close(held.pop())
                     todo += [p for p in reversed(target.split("/")) if p not in ("", ".")]
                 if len(held) > DEPTH_MAX + 1 or len(todo) > NAME_MAX:
                     raise ImageRefused(f"image: {shown('/'.join(parts))} leads through more than "
                                        f"{DEPTH_MAX} directories")
-            return held.pop()
+            return held.pop(), tuple(names)
         finally:
             for fd in held:
                 os.close(fd)
+
+    def _enter(self, name: str, parent: int, make: bool, above: list[str]) -> int:
+        try:
+            return _opened(name, parent)
+        except FileNotFoundError:
+            if not make:
+                raise
+            os.mkdir(name, 0o755, dir_fd=parent)
+            self.implied.add((*above, name))
+            return _opened(name, parent)
 
     def clear(self, parent: int, name: str) -> None:
         """Removes what is at `name` in an open directory, with all below it."""
@@ -139,13 +163,8 @@ class ConfinedTree:
             self.forget()
 
 
-def _enter(name: str, parent: int, make: bool) -> int:
+def _opened(name: str, parent: int) -> int:
     try:
-        return os.open(name, FOLDER, dir_fd=parent)
-    except FileNotFoundError:
-        if not make:
-            raise
-        os.mkdir(name, 0o755, dir_fd=parent)
         return os.open(name, FOLDER, dir_fd=parent)
     except OSError as error:
         # a link is ENOTDIR or ELOOP, as the kernel likes

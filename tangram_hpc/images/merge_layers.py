@@ -48,7 +48,7 @@ def merge_layers(layers: Sequence[UnpackedLayer], root: str) -> None:
                 _remove(path, top)
             source = os.open(layer.folder, FOLDER)
             try:
-                _lay(source, top)
+                _lay(source, top, "", frozenset(layer.notes.implied))
             finally:
                 os.close(source)
             for path, target in layer.notes.late_links:
@@ -59,13 +59,22 @@ def merge_layers(layers: Sequence[UnpackedLayer], root: str) -> None:
         os.close(top)
 
 
-def _lay(source: int, target: int) -> None:
-    """Lays one open directory over another one."""
+def _lay(source: int, target: int, path: str, implied: frozenset[str]) -> None:
+    """Lays one open directory of a layer over another one.
+
+    Args:
+        source: the directory of the layer.
+        target: the other directory.
+        path: what stands before the names in the directory: its path and a slash, or nothing.
+        implied: the directories of the layer that have no entry of their own.
+    """
     with os.scandir(source) as entries:
         for entry in entries:
             name = entry.name
             if entry.is_dir(follow_symlinks=False):
-                _lay_folder(name, source, target, entry.stat(follow_symlinks=False))
+                about = entry.stat(follow_symlinks=False)
+                _make_folder(name, target, None if f"{path}{name}" in implied else about)
+                _lay_folder(name, source, target, f"{path}{name}/", implied)
                 continue
             try:
                 _link(name, source, name, target)
@@ -74,20 +83,26 @@ def _lay(source: int, target: int) -> None:
                 _link(name, source, name, target)
 
 
-def _lay_folder(name: str, source: int, target: int, about: os.stat_result) -> None:
+def _make_folder(name: str, target: int, about: os.stat_result | None) -> None:
+    """Makes a directory, with the owner and mode that `about` has. If it is None, a directory that
+    is there stays as it is."""
     try:
-        os.mkdir(name, 0o700, dir_fd=target)
+        os.mkdir(name, 0o755, dir_fd=target)
     except FileExistsError:
         if not stat.S_ISDIR(os.lstat(name, dir_fd=target).st_mode):
             os.unlink(name, dir_fd=target)
-            os.mkdir(name, 0o700, dir_fd=target)
-    _give(os.open(name, FOLDER, dir_fd=target), about)
-    os.chmod(name, stat.S_IMODE(about.st_mode), dir_fd=target)
+            os.mkdir(name, 0o755, dir_fd=target)
+    if about is not None:
+        _give(os.open(name, FOLDER, dir_fd=target), about)
+        os.chmod(name, stat.S_IMODE(about.st_mode), dir_fd=target)
+
+
+def _lay_folder(name: str, source: int, target: int, path: str, implied: frozenset[str]) -> None:
     below = os.open(name, FOLDER, dir_fd=source)
     try:
         there = os.open(name, FOLDER, dir_fd=target)
         try:
-            _lay(below, there)
+            _lay(below, there, path, implied)
         finally:
             os.close(there)
     finally:

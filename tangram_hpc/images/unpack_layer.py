@@ -41,6 +41,8 @@ class LayerNotes:
         removed: paths of lower layers that it removes.
         emptied: directories of lower layers of which it removes everything.
         late_links: pairs of a path and the file of a lower layer to which it is a hard link.
+        implied: its directories without an entry of their own. Where a lower layer has such a
+            directory, that layer says whose it is and which mode it has.
         size: bytes of its files.
         entries: how many files, links and directories it has.
         left_out: how many entries of kinds that an image cannot have here were left out.
@@ -49,6 +51,7 @@ class LayerNotes:
     removed: list[str] = field(default_factory=list)
     emptied: list[str] = field(default_factory=list)
     late_links: list[tuple[str, str]] = field(default_factory=list)
+    implied: list[str] = field(default_factory=list)
     size: int = 0
     entries: int = 0
     left_out: int = 0
@@ -89,6 +92,7 @@ def unpack_layer(file: IO[bytes], folder: str, budget: UnpackBudget, owners: boo
             unpacking.add(member)
             tar.members.clear()  # type: ignore[attr-defined]  # tarfile would keep all of them
             stream.next_entry()
+        notes.implied = sorted(map("/".join, tree.implied))
         return notes, stream.drain()
     finally:
         tree.close()
@@ -170,6 +174,7 @@ class _Unpacking:
         if self._owners:
             os.chown(parts[-1], *_owner(member), dir_fd=parent, follow_symlinks=False)
         os.chmod(parts[-1], member.mode & 0o1777 | 0o700, dir_fd=parent)
+        self._tree.implied.discard((*self._tree.real(parts[:-1]), parts[-1]))
 
     def _symbolic_link(self, parts: Parts, member: tarfile.TarInfo) -> None:
         if not member.linkname or "\0" in member.linkname:

@@ -95,6 +95,23 @@ def test_layers_that_two_images_share_are_there_once(tmp_path: Path) -> None:
     assert len(NodeStore(tmp_path / "store").layer_sizes()) == 3
 
 
+def test_a_folder_without_an_entry_in_a_layer_keeps_the_mode_of_the_layer_below(
+        tmp_path: Path) -> None:
+    layout = MadeImage([
+        tar_of(folder("tmp", mode=0o1777), folder("home/bob", mode=0o700),
+               folder("var", mode=0o700), folder("run", mode=0o711), folder("gone", mode=0o700)),
+        tar_of(entry("tmp/x"), entry("home/bob/x/y"), folder("var/tmp"), entry("run/a/b"),
+               entry("gone/x"), entry(".wh.gone"), link("to_run", "run/a"), entry("to_run/c/d"),
+               folder("to_run/c", mode=0o750)),
+        tar_of(entry("var/x"), folder("var", mode=0o755), folder("run", mode=0o750)),
+    ]).layout(tmp_path / "layout")
+    found = get(tmp_path, f"oci:{layout}")
+    modes = {name: stat.S_IMODE(os.stat(f"{found.folder}/{name}").st_mode) for name in (
+        "tmp", "home/bob", "home/bob/x", "var", "run", "run/a", "run/a/c", "gone")}
+    assert modes == {"tmp": 0o1777, "home/bob": 0o700, "home/bob/x": 0o755, "var": 0o755,
+                     "run": 0o750, "run/a": 0o755, "run/a/c": 0o750, "gone": 0o755}
+
+
 def test_a_folder_is_used_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "root/bin").mkdir(parents=True)
     assert get(tmp_path, str(tmp_path / "root")) == PulledImage(str(tmp_path / "root"))
