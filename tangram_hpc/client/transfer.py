@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from ..errors import InvalidInput
 from ..protocol.payload import FileEntry
+from ..protocol.process_frames import FILE_MAX
 
 WINDOW = 32  # files that are read or written at once
 BYTES = 64 << 20  # of files that an upload has sent and that are not known to be written
@@ -33,8 +34,8 @@ class _Awaited(Protocol):
 class Files(Protocol):
     """The methods of a session that this module uses; see `Session`."""
 
-    def read(self, path: str) -> _Awaited:
-        """Reads a file."""
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> _Awaited:
+        """Reads a file, or a part of it."""
         ...
 
     def write(self, path: str, data: bytes | str, mode: int = 0o644) -> _Awaited:
@@ -145,6 +146,9 @@ def download(session: Files, path: str, local: str | os.PathLike[str], max_bytes
         ways = [(file, base + file.name if base or not path else path) for file in files]
         for file, data in _contents(session, ways):
             total += len(data)
+            if len(data) > max(file.size, FILE_MAX):
+                raise InvalidInput(f"download: {file.name!r} grew while it was copied; download it "
+                                   "again")
             if total > max_bytes:
                 raise InvalidInput(f"download: {path!r} grew over max_bytes ({max_bytes})")
             _put(root, file, data)
@@ -203,7 +207,9 @@ def _contents(session: Files, ways: list[tuple[FileEntry, str]]
     """Yields each file with its bytes; up to `WINDOW` further files are being read meanwhile."""
     asked: deque[tuple[FileEntry, _Awaited]] = deque()
     for file, path in ways:
-        asked.append((file, session.read(path)))
+        # a read without a length returns no more than FILE_MAX bytes
+        length = None if file.size <= FILE_MAX else file.size + 1
+        asked.append((file, session.read(path, length=length)))
         if len(asked) >= WINDOW:
             first, data = asked.popleft()
             yield first, data.result()

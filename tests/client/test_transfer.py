@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tangram_hpc.client.transfer import FILES_MAX, checked_entries, download, upload
-from tangram_hpc.errors import InvalidInput
+from tangram_hpc.errors import FileFailed, InvalidInput
 from tangram_hpc.protocol.payload import FileEntry
+from tangram_hpc.protocol.process_frames import FILE_MAX
 
 BIG = 1 << 30
 
@@ -38,8 +39,10 @@ class Folder:
         future.set_result(value)
         return future
 
-    def read(self, path: str):
-        return self._done((self.root / path).read_bytes())
+    def read(self, path: str, offset: int = 0, length: int | None = None):
+        if length is None and (self.root / path).stat().st_size > FILE_MAX:
+            raise FileFailed(f"{path}: it is more than one read returns")
+        return self._done((self.root / path).read_bytes()[offset:][:length])
 
     def write(self, path: str, data, mode: int = 0o644):
         target = self.root / path
@@ -141,6 +144,19 @@ def test_too_many_files_or_bytes_are_refused(sandbox: Folder, tmp_path: Path) ->
     with pytest.raises(InvalidInput, match="grew over max_bytes"):
         download(sandbox, "", tmp_path / "t", 999, False)
     assert not (tmp_path / "t" / "a").exists()
+
+
+def test_a_file_larger_than_one_read_is_downloaded(sandbox: Folder, tmp_path: Path) -> None:
+    large = sandbox.root / "large"
+    large.touch()
+    os.truncate(large, FILE_MAX + 3)
+    assert download(sandbox, "large", tmp_path / "out", BIG, False) == 1
+    assert (tmp_path / "out").stat().st_size == FILE_MAX + 3
+    sandbox.lies = [entry(large, "large")]
+    os.truncate(large, FILE_MAX + 9)
+    with pytest.raises(InvalidInput, match="'large' grew while it was copied"):
+        download(sandbox, "", tmp_path / "folder", BIG, False)
+    assert list((tmp_path / "folder").iterdir()) == []
 
 
 def test_links_and_pipes_are_skipped_on_request(sandbox: Folder, tmp_path: Path) -> None:
