@@ -22,7 +22,7 @@ _EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45
 _VALUE_AT = 4  # in struct sock_filter, which has 8 bytes
 _ARGS_AT = 16  # in struct seccomp_data; the upper half of an argument lies 4 bytes further
 _LONGEST = 254  # a conditional jump skips 255 at most, and the other way may put one more between
-_OFTEN = 12  # the weight of a frequent number, in ranges
+_OFTEN = 11  # the weight of a frequent number, in ranges
 NUMBER_AT, ARCH_AT = 0, 4
 
 

@@ -14,6 +14,7 @@ NUMBERS: dict[str, tuple[int, int]] = {
     "fchown": (93, 55),
     "fchownat": (260, 54), "fcntl": (72, 25), "finit_module": (313, 273),
     "fremovexattr": (199, 16), "fsetxattr": (190, 7), "init_module": (175, 105),
+    "inotify_add_watch": (254, 27), "inotify_init": (253, -1), "inotify_init1": (294, 26),
     "ioctl": (16, 29), "ioperm": (173, -1), "iopl": (172, -1), "ioprio_set": (251, 30),
     "kcmp": (312, 272), "kexec_file_load": (320, 294), "kexec_load": (246, 104),
     "keyctl": (250, 219), "kill": (62, 129), "lchown": (94, -1), "lookup_dcookie": (212, 18),

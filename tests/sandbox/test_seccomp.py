@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
@@ -82,7 +83,7 @@ def test_each_system_call_number_gets_its_intended_answer(
         "open_tree_attr", "io_uring_setup", "sched_setaffinity", "add_key", "swapon", "syslog")}
     assert set(never.values()) == {errno.EPERM}, never
     alone = {n: answer(code, ARCH[machine], number(machine, n)) for n in (
-        "ptrace", "process_vm_readv", "setxattr", "shmget", "mq_open")}
+        "ptrace", "process_vm_readv", "setxattr", "shmget", "mq_open", "inotify_add_watch")}
     assert all(bool(got) != namespaced for got in alone.values()), alone
     prctl = number(machine, "prctl")
     assert [answer(code, ARCH[machine], prctl, *args) for args in ((4, 0), (4, 1), (4, 2), (15, 0))
@@ -379,6 +380,22 @@ def test_inet_sockets_are_refused_without_network(place: Place) -> None:  # noqa
     assert place.run(work, filtered) == [errno.EACCES] * 3
     assert place.run(work, lambda: seccomp.restrict(namespaced=False, network=True)) == [0] * 3
     assert place.run(work, lambda: seccomp.restrict(namespaced=True, network=False)) == [0] * 3
+
+
+@needs_both
+@pytest.mark.attack("code", "files")
+def test_names_of_files_outside_cannot_be_watched(place: Place) -> None:  # noqa: F811
+    def watched(folder: Path) -> str:
+        """What a watch of the folder tells of a file that is made in it."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        watch = libc.inotify_init1(os.O_NONBLOCK)
+        if watch < 0 or libc.inotify_add_watch(watch, os.fsencode(folder), 0x100) < 0:
+            return errno.errorcode[ctypes.get_errno()]
+        (folder / "name").touch()
+        return os.read(watch, 999)[16:].strip(b"\0").decode()
+
+    assert place.run(lambda: watched(place.outside)) == "name"
+    assert place.run(lambda: watched(place.outside), place.landlocked, filtered) == "ENOSYS"
 
 
 @needs_filter

@@ -73,6 +73,8 @@ _NOT_TO_NEIGHBOURS = """ptrace process_vm_readv process_vm_writev sched_setsched
 # an access control list is an attribute, and it changes the mode as well
 _ATTRIBUTES = """setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexattr setxattrat
     removexattrat file_setattr"""
+# Landlock does not judge a watch, which tells the names in a folder that may not be listed
+_WATCHES = ("inotify_init", "inotify_init1", "inotify_add_watch")
 # they succeed without effect where user 0 is the only one
 _OF_USERS = """setuid setgid setreuid setregid setresuid setresgid setgroups setfsuid setfsgid
     capset chown lchown fchown fchownat"""
@@ -105,8 +107,8 @@ def restrict(*, namespaced: bool, network: bool, sampled: bool = False, rootlike
     Args:
         namespaced: the process has mount, pid and network namespaces of its own. Without them the
             filter also refuses what reaches other processes and files of the same user: tracing,
-            priorities, extended attributes, owners and groups of files, memory and queues shared by
-            a key, and all Unix sockets but pairs.
+            priorities, extended attributes, owners and groups of files, watches of files, memory
+            and queues shared by a key, and all Unix sockets but pairs.
         network: false refuses all sockets of a process without namespaces. A network namespace has
             only a loopback, so nothing more is refused there.
         sampled: memory is measured by what processes map, so calls that hold memory without a
@@ -231,7 +233,7 @@ def _special(namespaced: bool, network: bool, ids: tuple[int, int], sampled: boo
         return table
     table.update(dict.fromkeys(_NOT_TO_NEIGHBOURS.split(), _REFUSED))
     table.update(dict.fromkeys(_ATTRIBUTES.split(), answer(_ERRNO | errno.EOPNOTSUPP)))
-    table.update(dict.fromkeys(_SHARED_BY_KEY.split(), _NO_CALL))
+    table.update(dict.fromkeys((*_SHARED_BY_KEY.split(), *_WATCHES), _NO_CALL))
     for name, owner in {"chown": 1, "lchown": 1, "fchown": 1, "fchownat": 2}.items():
         table[name] = _keeps_owner(owner, *ids)
     table["kill"] = _refuse_values(0, _EVERYBODY)
