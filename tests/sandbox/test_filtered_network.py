@@ -330,6 +330,16 @@ def test_code_reaches_what_is_listed_by_the_usual_variables(cluster: LocalCluste
         assert told.isolation.startswith("bwrap+") and told.isolation.endswith("+filtered")
         env = session.exec("env").result().text
         assert "https_proxy=http://127.0.0.1:" in env and "HTTP_PROXY=http://127.0.0.1:" in env
+        for family, host in (("INET", "sandbox"), ("INET6", "[::1]")):
+            serve = (
+                "import http.server as h, socket, threading, urllib.request\n"
+                f"h.HTTPServer.address_family = socket.AF_{family}\n"
+                "server = h.HTTPServer(('', 0), h.SimpleHTTPRequestHandler)\n"
+                "threading.Thread(target=server.serve_forever, daemon=True).start()\n"
+                f"address = 'http://{host}:%s' % server.server_port\n"
+                "print(urllib.request.urlopen(address).status)")
+            own = session.exec(["python3", "-c", serve]).result()
+            assert own.text == "200\n", own
     with cluster.session(network="loopback") as session:
         told = session.exec("env").result()
         assert "proxy" not in told.text and not told.isolation.endswith("filtered")

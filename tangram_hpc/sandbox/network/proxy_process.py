@@ -15,12 +15,15 @@ from collections.abc import Sequence
 
 from ...protocol.allow_list import AllowList
 from ..isolation import landlock
+from ..isolation.hosts import HOSTNAME
 from .helper_process import HelperProcess
 from .near_addresses import NearAddresses
 from .proxy import CONNECTIONS_MAX, Proxy
 
 _RESOLVER = ("/etc", "/run", "/usr", "/lib", "/lib64", "/var/lib/sss")
 _LOOPBACK = "127.0.0.1"
+# the sandbox itself; Python's urllib knows ::1 only as it stands in an address
+_NOT_BY_PROXY = f"localhost,{_LOOPBACK},::1,[::1],{HOSTNAME}"
 
 
 class ProxyProcess:
@@ -62,7 +65,7 @@ class ProxyProcess:
     def variables(self) -> dict[str, str]:
         """Returns the environment variables by which programs find the proxy."""
         here = f"http://{_LOOPBACK}:{self.port}"
-        own = {"http_proxy": here, "https_proxy": here, "no_proxy": "localhost,127.0.0.1,::1"}
+        own = {"http_proxy": here, "https_proxy": here, "no_proxy": _NOT_BY_PROXY}
         return {**own, **{name.upper(): value for name, value in own.items()}}
 
     def end(self) -> None:
