@@ -346,9 +346,10 @@ ImageReady = Callable[[ReadyImage | None, str, bool], None]
 class Images(Protocol):
     """Turns the names of images into folders on this node. No call blocks."""
 
-    def open(self, session: int, image: str, then: ImageReady) -> None:
+    def open(self, session: int, image: str, then: ImageReady, origin: int = 0) -> None:
         """Makes an image ready for a session, and keeps it until `release`. `then` is called once,
-        maybe before this returns; never after a `release`.
+        maybe before this returns; never after a `release`. If `origin` is another session that uses
+        an image, it is that one, whatever its name stands for now.
         """
         ...
 

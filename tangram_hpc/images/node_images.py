@@ -52,11 +52,14 @@ class NodeImages:
         self._known: dict[str, tuple[_Stamp, ReadyImage]] = {}
         self._locks: dict[str, int] = {}  # digest -> descriptor
         self._users: dict[str, set[int]] = {}  # digest -> sessions
-        self._digest: dict[int, str] = {}  # session -> digest
+        self._held: dict[int, ReadyImage] = {}  # session -> image that has a digest
         self._closed = False
 
-    def open(self, session: int, image: str, then: ImageReady) -> None:
+    def open(self, session: int, image: str, then: ImageReady, origin: int = 0) -> None:
         """See `ports.Images`."""
+        held = self._held.get(origin) if origin else None
+        if held is not None and self._use(session, held):
+            return then(held, "", False)
         known = self._known.get(image)
         if known is not None and known[0] == _NO_FILE:
             if self._imported_anew(image, known[1]):
@@ -74,13 +77,13 @@ class NodeImages:
         for pull in self._pulls.values():
             if pull.waiting.pop(session, None) is not None and not pull.waiting:
                 pull.process.cancel()
-        digest = self._digest.pop(session, "")
-        users = self._users.get(digest)
-        if users is not None:
+        held = self._held.pop(session, None)
+        if held is not None:
+            users = self._users[held.digest]
             users.discard(session)
             if not users:
-                del self._users[digest]
-                os.close(self._locks.pop(digest))
+                del self._users[held.digest]
+                os.close(self._locks.pop(held.digest))
 
     def close(self) -> None:
         """See `ports.Images`."""
@@ -93,7 +96,7 @@ class NodeImages:
             os.close(fd)
         self._locks.clear()
         self._users.clear()
-        self._digest.clear()
+        self._held.clear()
 
     def _start(self, image: str, pull: _Pull) -> None:
         def ended(future: asyncio.Future[tuple[_Stamp, PullAnswer]]) -> None:
@@ -155,7 +158,7 @@ class NodeImages:
                 return False
             self._locks[image.digest] = fd
         self._users.setdefault(image.digest, set()).add(session)
-        self._digest[session] = image.digest
+        self._held[session] = image
         return True
 
 

@@ -49,6 +49,25 @@ def test_a_session_opens_in_its_image_and_tells_which_it_was(
         assert session.exec("echo x > /etc/hello").result(60).exit_code
 
 
+def test_a_fork_has_the_image_of_its_origin_when_the_name_leads_to_another_one(
+        cluster: LocalCluster, tmp_path: Path) -> None:
+    first, second = small(), small(env=["PATH=/bin", "SECOND=yes"])
+    layout = first.layout(tmp_path / "layout")
+    with cluster.session(image=f"oci:{layout}") as session:
+        session.exec("echo kept > /etc/mine").result(60).check()
+        shutil.rmtree(layout)
+        second.layout(layout)
+        with session.fork() as copy, copy.fork() as again:
+            for one in (copy, again):
+                assert one.exec("cat /etc/mine").result(60).check().stdout == b"kept\n"
+                assert one.image_digest == first.digest
+        with cluster.session(image=f"oci:{layout}") as other:
+            assert other.image_digest == second.digest
+        shutil.rmtree(layout)
+        with session.fork() as copy:
+            assert copy.exec("cat /etc/mine").result(60).check().stdout == b"kept\n"
+
+
 def test_the_records_say_which_image_it_was(cluster: LocalCluster, tmp_path: Path) -> None:
     image = small()
     layout = image.layout(tmp_path / "layout")

@@ -89,8 +89,11 @@ class Sessions:
         if not spec.image or self._images is None or is_runtimes_own(spec.backend, spec.image):
             return self._with_secrets(session)
         session.pulling = True
+        # the files of a fork are changes to its origin's image
+        origin = self._open.get(spec.origin)
+        same = origin is not None and origin.spec.image == spec.image
         self._images.open(spec.id, spec.image, lambda image, why, never: self._with_image(
-            session, image, why, never))
+            session, image, why, never), spec.origin if same else 0)
 
     def _with_image(self, session: NodeSession, image: ReadyImage | None, why: str,
                     never: bool) -> None:
