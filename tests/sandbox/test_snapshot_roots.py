@@ -56,6 +56,26 @@ def test_sessions_begin_with_what_a_snapshot_holds_and_diverge(rig: SnapshotRig)
     rig.until(lambda: not rig.folders())
 
 
+def test_the_mode_of_the_root_is_kept(rig: SnapshotRig) -> None:
+    session, look, names = rig.start(), "stat -c %a /", []
+    assert rig.out(session, look) == "755\n"
+    for mode in ("711", "1777", "755", "0"):
+        rig.out(session, f"chmod {mode} /")  # which is its only change
+        names.append(rig.take(session))
+        expected = f"{mode}\n" if mode != "0" else "700\n"  # user 0 enters it in any case
+        for one in (rig.start(snapshot=names[-1]), rig.start(origin=session)):
+            assert rig.out(one, look) == expected
+            names.append(rig.take(one))
+            again = rig.start(snapshot=names[-1])
+            assert rig.out(again, look) == expected
+            rig.close_session(one)
+            rig.close_session(again)
+    rig.close_session(session)
+    for name in names:
+        rig.order(name, "remove")
+    rig.until(lambda: not rig.folders())
+
+
 def test_a_snapshot_of_a_session_from_a_snapshot_stacks(rig: SnapshotRig) -> None:
     """The layers stay after the lower snapshot is removed, while a session or a snapshot needs
     them."""

@@ -12,11 +12,13 @@ Nothing may run in a scratch directory while it is frozen. No link in it is foll
 from __future__ import annotations
 
 import os
+import stat
 
 import msgspec
 
 from ..run_program import run_program
 from . import root_record, scratch
+from .root_record import RootRecord
 
 
 class Unfrozen(Exception):
@@ -58,7 +60,9 @@ def _freeze(origin: str, folder: str) -> None:
     if record.way == "copy":
         scratch.copy_part(origin, scratch.changes(origin), scratch.changes(folder))
         return root_record.keep(folder, record)
-    above = [scratch.changes(origin)] if _has_entries(scratch.changes(origin)) else []
+    changed = (_has_entries(scratch.changes(origin))
+               or _root_mode(scratch.changes(origin)) != _first_mode(record))
+    above = [scratch.changes(origin)] if changed else []
     layers = []
     for layer in (*above, *record.layers):
         if layer.startswith(f"{origin}/"):  # this layer is removed with the session, so copy it
@@ -79,6 +83,17 @@ def _has_entries(folder: str) -> bool:
         return bool(os.listdir(folder))
     except PermissionError:
         return True
+
+
+def _root_mode(changes: str) -> int:
+    """Returns the mode of the root whose uppermost layer is a folder. Its owner may enter and
+    write it in any case: this is user 0, who needs no permission, and the next init has none."""
+    return stat.S_IMODE(os.stat(changes).st_mode) | 0o700
+
+
+def _first_mode(record: RootRecord) -> int:
+    """Returns the mode of a root before a session changes it, whatever the umask."""
+    return _root_mode(record.layers[0]) if record.layers else 0o755
 
 
 def size_mib(folder: str) -> int:
@@ -107,5 +122,5 @@ def begin(origin: str, place: str, image: str) -> None:
         return
     if record.way != "copy" and not os.path.exists(scratch.changes(origin)):
         os.mkdir(scratch.changes(place))
-        os.chmod(scratch.changes(place), 0o755)  # the mode of the root, whatever the umask
+        os.chmod(scratch.changes(place), _first_mode(record))
     root_record.keep(place, msgspec.structs.replace(record, image=image))
