@@ -68,6 +68,16 @@ def test_a_fork_has_the_image_of_its_origin_when_the_name_leads_to_another_one(
             assert copy.exec("cat /etc/mine").result(60).check().stdout == b"kept\n"
 
 
+@pytest.mark.parametrize("writable", [True, False])
+@pytest.mark.attack("repository", "files")
+def test_a_folder_that_holds_the_sandboxes_is_no_image(
+        cluster: LocalCluster, tmp_path: Path, writable: bool) -> None:
+    (tmp_path / "link").symlink_to("/")
+    for image in ("/", str(tmp_path / "link")):
+        with pytest.raises(tangram_hpc.InfeasibleRequest, match="holds the worker's scratch"):
+            cluster.session(image=image, writable=writable).opened.result(60)
+
+
 def test_the_records_say_which_image_it_was(cluster: LocalCluster, tmp_path: Path) -> None:
     image = small()
     layout = image.layout(tmp_path / "layout")

@@ -109,6 +109,11 @@ class ProcessSupervisor:
         name = folders.new_name()
         return name, os.path.join(self._fork_server.root, name)
 
+    def lies_in(self, folder: str) -> bool:
+        """Returns whether the directories of the sandboxes lie in a folder."""
+        folder = os.path.realpath(folder)
+        return os.path.commonpath([folder, self._fork_server.root]) == folder
+
     def remove_directory(self, home: str) -> None:
         """Removes the directory of this name, which nobody needs any more."""
         self._fork_server.tell(RemoveDirectory(home))

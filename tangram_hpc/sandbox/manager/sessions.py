@@ -101,6 +101,10 @@ class Sessions:
         session.pulling = False
         if image is None:
             return self._end(session, why, never)
+        if self._supervisor.lies_in(image.folder):
+            return self._end(session, f"image: {image.folder} holds the worker's scratch folder: "
+                             "other sessions would be seen in it, and a copy of it would never "
+                             "end; name the folder of another root file system", never=True)
         session.image = image.digest
         session.box = msgspec.structs.replace(session.box, image=image.folder, env=image.env,
                                               workdir=image.workdir, user=image.user)
