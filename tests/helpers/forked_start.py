@@ -112,8 +112,7 @@ class ForkingPopen(_START):  # type: ignore[type-arg,misc,valid-type]
         if server is None or start is None:
             return super()._execute_child(  # type: ignore[misc,no-any-return]
                 args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)
-        environ = {os.fsdecode(key): os.fsdecode(value)
-                   for key, value in (os.environ if env is None else env).items()}
+        environ = _texts(os.environ if env is None else env)
         folder = os.path.join(os.getcwd(), os.fsdecode(cwd or ""))
         if not os.path.isdir(folder):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)
@@ -154,8 +153,15 @@ def _folder() -> str:
 
 
 def _at_start(environ: Mapping[Any, Any]) -> dict[str, str]:
-    words = {os.fsdecode(key): os.fsdecode(value) for key, value in environ.items()}
-    return {key: value for key, value in words.items() if key.startswith(_READ_AT_START)}
+    return {key: value for key, value in _texts(environ).items() if key.startswith(_READ_AT_START)}
+
+
+def _texts(environ: Mapping[Any, Any]) -> dict[str, str]:
+    """The environment as texts. pytest changes its own between two tests, while a thread of a
+    cluster may start a process, so a variable may be gone when its turn comes.
+    """
+    return {os.fsdecode(key): os.fsdecode(value) for key in list(environ)
+            if (value := environ.get(key)) is not None}
 
 
 def _wanted(args: Any) -> tuple[bool, list[str], list[str]] | None:
