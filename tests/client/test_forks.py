@@ -55,10 +55,14 @@ def in_child(work: Callable[[], Any]) -> str:
 
 
 def script(text: str, home: Path) -> subprocess.Popen[str]:
-    """A process of its own that runs this, its output piped."""
+    """A process of its own that runs this, its output piped. From 3.12 on Python warns of each fork
+    beside threads, and those are what is tested here.
+    """
     environ = {**os.environ, "TANGRAM_HOME": str(home)}
-    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(text)], env=environ, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    quiet = "ignore:This process (pid=:DeprecationWarning"
+    return subprocess.Popen([sys.executable, "-W", quiet, "-c", textwrap.dedent(text)], env=environ,
+                            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            start_new_session=True)
 
 
 def alive(pid: int) -> bool:
