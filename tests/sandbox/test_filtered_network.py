@@ -330,19 +330,30 @@ def test_code_reaches_what_is_listed_by_the_usual_variables(cluster: LocalCluste
         assert told.isolation.startswith("bwrap+") and told.isolation.endswith("+filtered")
         env = session.exec("env").result().text
         assert "https_proxy=http://127.0.0.1:" in env and "HTTP_PROXY=http://127.0.0.1:" in env
-        for family, host in (("INET", "sandbox"), ("INET6", "[::1]")):
-            serve = (
-                "import http.server as h, socket, threading, urllib.request\n"
-                f"h.HTTPServer.address_family = socket.AF_{family}\n"
-                "server = h.HTTPServer(('', 0), h.SimpleHTTPRequestHandler)\n"
-                "threading.Thread(target=server.serve_forever, daemon=True).start()\n"
-                f"address = 'http://{host}:%s' % server.server_port\n"
-                "print(urllib.request.urlopen(address).status)")
-            own = session.exec(["python3", "-c", serve]).result()
-            assert own.text == "200\n", own
+        serve = (
+            "import http.server as h, threading, urllib.request\n"
+            "server = h.HTTPServer(('', 0), h.SimpleHTTPRequestHandler)\n"
+            "threading.Thread(target=server.serve_forever, daemon=True).start()\n"
+            "address = 'http://sandbox:%s' % server.server_port\n"
+            "print(urllib.request.urlopen(address).status)")
+        own = session.exec(["python3", "-c", serve]).result()
+        assert own.text == "200\n", own
     with cluster.session(network="loopback") as session:
         told = session.exec("env").result()
         assert "proxy" not in told.text and not told.isolation.endswith("filtered")
+
+
+def test_httpx_makes_a_client_from_the_usual_variables(
+        cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads each entry of `no_proxy` as an address, and fails where it cannot."""
+    httpx = pytest.importorskip("httpx")
+    with cluster.session(network=["www.example.org"]) as session:
+        for line in session.exec("env").result().text.splitlines():
+            name, _, value = line.partition("=")
+            if name.lower().endswith("_proxy"):
+                monkeypatch.setenv(name, value)
+    assert "sandbox" in os.environ["no_proxy"]
+    httpx.Client().close()
 
 
 @pytest.mark.parametrize("trusted", [False, True])

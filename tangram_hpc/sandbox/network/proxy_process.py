@@ -22,8 +22,9 @@ from .proxy import CONNECTIONS_MAX, Proxy
 
 _RESOLVER = ("/etc", "/run", "/usr", "/lib", "/lib64", "/var/lib/sss")
 _LOOPBACK = "127.0.0.1"
-# the sandbox itself; Python's urllib knows ::1 only as it stands in an address
-_NOT_BY_PROXY = f"localhost,{_LOOPBACK},::1,[::1],{HOSTNAME}"
+# The sandbox itself. Python's urllib knows ::1 only in brackets, but httpx makes no client at all
+# where an entry has them.
+_NOT_BY_PROXY = f"localhost,{_LOOPBACK},::1,{HOSTNAME}"
 
 
 class ProxyProcess:
