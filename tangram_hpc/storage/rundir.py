@@ -54,16 +54,31 @@ def own_dir(environ: Mapping[str, str], job: str) -> Path:
     Raises:
         InvalidInput: The job's name cannot be the name of a folder, or the path is not UTF-8.
     """
-    if (not job or job[0] in ".-" or not job.isprintable() or "/" in job or "," in job
+    if (job.startswith("-") or not job.isprintable() or "," in job
             or _PART_OF_JOB.fullmatch(job)):
-        raise InvalidInput(f"job: {job!r:.60} is not a job id: it cannot begin with `.` or `-`, "
-                           "hold `/`, `,` or what cannot be printed, or look like a part of "
-                           "another job, as 4711.2, 4711+1 and 4711_3 do")
+        raise _no_job_id(job)
+    return _recorded_dir(environ, job)
+
+
+def _recorded_dir(environ: Mapping[str, str], job: str) -> Path:
+    """Returns what `own_dir` returns, also for a name that only earlier releases gave to a job.
+
+    Raises:
+        InvalidInput: as `own_dir`.
+    """
+    if not job or job[0] == "." or "/" in job:
+        raise _no_job_id(job)
     place = slurm_place(environ)
     cluster = place.cluster if place is not None and place.job == job else ""
     home = tangram_home(environ)
     _check_utf8("TANGRAM_HOME", str(home))
     return home / "jobs" / (f"{job}@{cluster.replace('/', '_')}" if cluster else job)
+
+
+def _no_job_id(job: str) -> InvalidInput:
+    return InvalidInput(f"job: {job!r:.60} is not a job id: it cannot begin with `.` or `-`, hold "
+                        "`/`, `,` or what cannot be printed, or look like a part of another job, "
+                        "as 4711.2, 4711+1 and 4711_3 do")
 
 
 def _check_utf8(setting: str, path: str) -> None:
@@ -88,7 +103,7 @@ def job_dir(environ: Mapping[str, str], job: str) -> Path:
     Raises:
         InvalidInput: Brokers with this id run on several clusters.
     """
-    named = own_dir(environ, job)
+    named = _recorded_dir(environ, job)
     here = named.with_name(f"{job}@{environ.get('SLURM_CLUSTER_NAME', '')}")
     for folder in (named, here):
         # `isdir` raises nothing for a folder that we may not enter

@@ -16,7 +16,13 @@ import pytest
 
 from tangram_hpc.cli import main
 from tangram_hpc.errors import InvalidInput
-from tangram_hpc.storage.rundir import make_job_dir, make_scratch, own_dir, sweep_scratch
+from tangram_hpc.storage.rundir import (
+    job_dir,
+    make_job_dir,
+    make_scratch,
+    own_dir,
+    sweep_scratch,
+)
 
 REPO = Path(__file__).resolve().parents[2]
 AS_ROOT = os.geteuid() == 0
@@ -66,6 +72,19 @@ def test_a_folder_is_private_and_named_by_its_job(tmp_path: Path) -> None:
 def test_a_job_has_a_name_by_which_every_command_finds_it(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidInput, match=r"^job: .* is not a job id"):
         own_dir({"TANGRAM_HOME": str(tmp_path)}, name)
+
+
+@pytest.mark.parametrize("name", ["-x", "lr=1,bs=2", "4711.2", "4711_3"])
+def test_jobs_that_earlier_releases_recorded_are_read_by_their_names(
+        tmp_path: Path, name: str) -> None:
+    """One such job was an error of `tangram acct`, which then printed no job at all."""
+    assert job_dir({"TANGRAM_HOME": str(tmp_path)}, name) == tmp_path / "jobs" / name
+
+
+@pytest.mark.parametrize("name", ["", ".", "../x", "a/b"])
+def test_no_name_leads_out_of_the_folder_of_jobs(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidInput, match=r"^job: .* is not a job id"):
+        job_dir({"TANGRAM_HOME": str(tmp_path)}, name)
 
 
 @pytest.mark.parametrize("name", ["4711", "run 1", "exp_3", "x.1", "lr=0.1", "é"])
