@@ -2,6 +2,8 @@
 
 ```
 layers/HEX/tree, notes.json     an unpacked layer, by the digest of its uncompressed tar
+layers/HEX/implied.json         a field of its notes that earlier releases, which may share the
+                                store, do not know
 images/HEX/root, image.json     an image, by its digest; `used` has the time of its last use
 names/HEX.json                  which digest a name had when it was pulled
 locks/HEX                       makes sure that one process at a time pulls one image
@@ -218,6 +220,8 @@ class NodeStore:
             notes = LayerNotes.from_json((folder / "notes.json").read_text())
         except (FileNotFoundError, NotADirectoryError):
             return None
+        with contextlib.suppress(FileNotFoundError):  # an earlier release unpacked it
+            notes.implied = json.loads((folder / "implied.json").read_text())
         return UnpackedLayer(str(folder / "tree"), notes)
 
     def add_layer(self, diff_id: str, fill: Callable[[str], LayerNotes]) -> UnpackedLayer:
@@ -225,7 +229,8 @@ class NodeStore:
         with self.draft() as draft:
             (draft / "tree").mkdir(mode=0o755)
             notes = fill(str(draft / "tree"))
-            replace_file(draft / "notes.json", notes.to_json())
+            replace_file(draft / "implied.json", json.dumps(notes.implied))
+            replace_file(draft / "notes.json", replace(notes, implied=[]).to_json())
             self._publish(draft, self._layer(diff_id))
         return UnpackedLayer(str(self._layer(diff_id) / "tree"), notes)
 

@@ -57,8 +57,12 @@ class LayerNotes:
     left_out: int = 0
 
     def to_json(self) -> str:
-        """Returns the notes as text; `from_json` reads it."""
-        return json.dumps(asdict(self))
+        """Returns the notes as text; `from_json` reads it. An empty `implied` is left out, because
+        earlier releases refuse a field that they do not know."""
+        values = asdict(self)
+        if not self.implied:
+            del values["implied"]
+        return json.dumps(values)
 
     @classmethod
     def from_json(cls, text: str) -> LayerNotes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from tangram_hpc.images.manifests import BlobRef, digest_of
 from tangram_hpc.images.node_store import NodeStore
 from tangram_hpc.images.pull import PullSettings, pull
 from tangram_hpc.images.shared_blobs import SharedBlobs
+from tangram_hpc.images.unpack_layer import LayerNotes
 
 
 def filled(tmp_path: Path, count: int = 3, size: int = 1 << 20) -> tuple[NodeStore, list[str]]:
@@ -110,6 +112,21 @@ def test_layers_of_a_pull_under_way_are_not_pruned(tmp_path: Path) -> None:
         store.remove(digests[0])
         assert store.prune_layers() == 0
     assert store.prune_layers() == 2 << 20
+
+
+def test_jobs_with_an_earlier_release_read_the_notes_of_a_layer(tmp_path: Path) -> None:
+    """They refuse a field that they do not know, and may share the store."""
+    store, diff_id = NodeStore(tmp_path), digest_of(b"layer")
+    notes = LayerNotes(removed=["x"], implied=["var", "var/tmp"], size=3)
+    store.add_layer(diff_id, lambda folder: notes)
+    (file,) = tmp_path.glob("layers*/*/notes.json")
+    assert json.loads(file.read_text()).keys() == {"removed", "emptied", "late_links", "size",
+                                                   "entries", "left_out"}
+    found = store.layer(diff_id)
+    assert found is not None and found.notes == notes
+    (file.parent / "implied.json").unlink()  # as an earlier release leaves a layer
+    found = store.layer(diff_id)
+    assert found is not None and found.notes == LayerNotes(removed=["x"], size=3)
 
 
 # ---- blobs that nodes share ----
