@@ -94,7 +94,7 @@ def connect(access: str | Path | None = None, *, job: str = "", address: str = "
             client.submit("make test", cpus=4).result().check()
     """
     for field, text in (("job", job), ("address", address), ("name", name), ("tenant", tenant)):
-        check_text(text, field)
+        check_text("" if text is None else text, field)  # None, as of an option that is not given
     if access is not None and not isinstance(access, str | os.PathLike):
         raise InvalidInput(f"access: {access!r:.60} is not the path of a file")
     environ = os.environ

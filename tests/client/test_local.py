@@ -250,6 +250,15 @@ def test_times_of_a_port_are_checked(cluster: LocalCluster) -> None:
             session.forward(8000, wait_s=None)
 
 
+def test_connect_takes_none_for_what_is_not_given(
+        cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `connect(job=args.job)` and `connect(tenant=os.environ.get(...))` do."""
+    monkeypatch.setenv("TANGRAM_ACCESS", str(cluster.access))
+    none: Any = None
+    with tangram_hpc.connect(job=none, address=none, name=none, tenant=none) as client:
+        assert client.submit("echo x").result().text == "x\n"
+
+
 @pytest.mark.parametrize(("wrong", "told"), [
     ({"name": 3}, "name: 3 is not a text"), ({"job": 4711}, "job: 4711 is not a text"),
     ({"address": b"unix:/x"}, "address: b'unix:/x' is not a text"),
