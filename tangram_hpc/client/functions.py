@@ -31,10 +31,10 @@ from .stored_payloads import StoredPayloads
 FUNCTIONS_MAX = 1024  # functions that the cache remembers
 FUNCTION_BYTES_MAX = 32 << 20  # largest size in the store of functions that no open action needs
 _NO_FILE = "<dynamic-code>"  # what cloudpickle writes instead of the name of a file
-# How a pickle names the module of a script, which no other process can import. In a process that
-# multiprocessing has spawned, the script has the second name.
-_SCRIPT = "__mp_main__"
-_OF_A_SCRIPT = b"\x8c\x08__main__", b"\x8c\x0b__mp_main__"
+# The module of a script, which no other process can import, is __main__; in a process that
+# multiprocessing has spawned, it also has this name.
+_SPAWNED = "__mp_main__"
+_OF_SCRIPT, _OF_SPAWNED = b"\x8c\x08__main__", b"\x8c\x0b__mp_main__"  # as a pickle names them
 _NO_ARGUMENTS = pickle.dumps(((), {}), protocol=5)
 
 
@@ -140,8 +140,8 @@ def _pickler_class() -> type[pickle.Pickler]:
     function actions need cloudpickle, whose import takes time."""
     import cloudpickle
 
-    if _SCRIPT in sys.modules:  # cloudpickle takes it for a module that others can import
-        cloudpickle.register_pickle_by_value(sys.modules[_SCRIPT])
+    if _SPAWNED in sys.modules:  # cloudpickle takes it for a module that others can import
+        cloudpickle.register_pickle_by_value(sys.modules[_SPAWNED])
     reducers = cloudpickle.Pickler.dispatch_table
     reduced = reducers[types.CodeType]
 
@@ -172,7 +172,8 @@ def pickled_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     check_size(size, "arguments", PAYLOAD_MAX)
     try:
         arguments = pickle.dumps((args, kwargs), protocol=5)
-        by_value = any(name in arguments for name in _OF_A_SCRIPT)
+        # a search takes about a second for each GiB, so there is no more than one where one will do
+        by_value = _OF_SCRIPT in arguments or (_SPAWNED in sys.modules and _OF_SPAWNED in arguments)
     except Exception:  # noqa: BLE001 - an argument pickles itself by its own code
         by_value = True
     if by_value:
