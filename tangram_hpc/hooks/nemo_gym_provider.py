@@ -158,7 +158,7 @@ class TangramProvider:
             return SandboxStatus.STOPPED
         if not session.opened.done():
             return SandboxStatus.STARTING
-        failed = session.opened.cancelled() or session.opened.exception() is not None
+        failed = session.opened.exception() is not None
         return SandboxStatus.ERROR if failed else SandboxStatus.RUNNING
 
     async def close(self, handle: SandboxHandle) -> None:
