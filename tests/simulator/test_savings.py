@@ -245,6 +245,7 @@ def test_a_long_job_is_compared_by_the_trajectories_that_began_first() -> None:
     # not even the first trajectory has so few: its first turns are simulated, and the page says so
     first = recorded(events).work.trajectories[0].turns
     one, all_of_it = len(first[0].actions), sum(len(turn.actions) for turn in first)
+    assert recorded(events, one).work.trajectories[0].turns == first[:1]
     cut = saved(events, actions_max=one)
     assert (cut.trajectories, cut.actions) == (1, one) and one < all_of_it
     assert cut.rows[0].mean_act_s and cut.rows[1].mean_act_s
