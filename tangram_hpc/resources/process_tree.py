@@ -62,6 +62,17 @@ def state(pid: int) -> str:
     return chr(text[text.rindex(b")") + 2]) if text else "X"
 
 
+def parent_and_start(pid: int) -> tuple[int, int]:
+    """The parent of a process, and when it started in clock ticks since boot; (0, 0) when it is
+    gone. A process id and its start together name one process for good.
+    """
+    text = read(f"/proc/{pid}/stat")
+    if not text:
+        return 0, 0
+    fields = text[text.rindex(b")") + 2 :].split()
+    return int(fields[1]), int(fields[19])
+
+
 def thread_state(pid: int, tid: int) -> str:
     """The state of a thread as a letter: "R" runs or waits for a core, "D" waits in the kernel for
     a disk or for memory; "X" when it is gone.

@@ -16,7 +16,7 @@ from helpers.hostile_rig import arena as new_arena
 
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.protocol.payload import ExecCall
+from tangram_hpc.protocol.payload import ExecCall, ShellCall
 from tangram_hpc.resources import memory, process_tree
 
 LOOP = "for n in 1 2 3; do (setsid sh -c 'while :; do :; done' &) ; done"
@@ -84,6 +84,36 @@ def test_background_share_gets_little_cpu_time_and_background_end_none(arena: Ar
     assert 0 < used < 2 * per_second * 0.3, used
     arena.close(shared)
     arena.close(ended)
+    arena.settles(before)
+
+
+@pytest.mark.parametrize("shell", [False, True])
+@pytest.mark.parametrize("how", ["stop", "share", "run"])
+def test_an_action_that_is_stopped_takes_along_what_it_started_and_nothing_earlier(
+        arena: Arena, how: str, shell: bool) -> None:
+    """A server of an earlier action lives on, with the process that it starts meanwhile."""
+    before = arena.photo()
+    session = arena.open(background=how)
+    beats = "(setsid sh -c 'while :; do sleep 0.02; echo beat >>beats; done' >/dev/null 2>&1 &)"
+    assert arena.rig.shell(beats, session=session)[0].state is ActionState.COMPLETED
+    arena.rig.until(lambda: len(background(arena, session)) == 1)
+    (server,) = background(arena, session)
+    if shell:  # the shells of a session are spared too
+        opened = arena.rig.begin(ShellCall("open", 7, start=True), Kind.EXEC, session=session)
+        assert arena.rig.end(opened)[0].state is ActionState.COMPLETED
+    outcome, _ = arena.rig.shell(f"{LOOP}; exec sleep 100", session=session,
+                                 timeout_ns=500_000_000)
+    assert outcome.state is ActionState.TIMEOUT
+    lease = arena.rig.begin(ExecCall(shell=f"{LOOP}; exec sleep 100"), Kind.EXEC, session=session)
+    arena.rig.until(lambda: len(background(arena, session)) == 4)
+    arena.rig.executor.kill(lease, ActionState.CANCELLED, "")
+    assert arena.rig.end(lease)[0].state is ActionState.CANCELLED
+    assert background(arena, session) == [server]
+    counted, back = arena.rig.shell("wc -l <beats; sleep 0.5; wc -l <beats", session=session)
+    assert counted.state is ActionState.COMPLETED
+    first, last = map(int, back.stdout.split())
+    assert last > first > 0, "the server stands still beside a later action"
+    arena.close(session)
     arena.settles(before)
 
 

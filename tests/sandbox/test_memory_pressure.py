@@ -226,6 +226,33 @@ def test_an_action_is_not_blamed_for_what_the_kernel_ended_before_it(
         rig.close()
 
 
+@pytest.mark.parametrize("background", ["stop", "run"])
+@pytest.mark.parametrize("enforcement", ["", "counted"])
+def test_what_an_action_left_ends_with_it_when_it_used_too_much_memory(
+        enforcement: str, background: str, tmp_path: Path) -> None:
+    """Whether the kernel or the sandbox's init ended the action: its other processes would go on
+    with the next actions and use the memory that these need."""
+    rig = Rig(tmp_path, enforcement=enforcement)
+    try:
+        rig.open(1, mem_mib=96, background=background)
+        assert rig.shell("sleep 4242 >/dev/null 2>&1 &", session=1)[0].state is (
+            ActionState.COMPLETED)
+        eat = ("import os, time\nfor _ in range(3):\n if os.fork() == 0: time.sleep(4242)\n"
+               f"x = bytearray({256 * MIB})\ntime.sleep(60)")
+        outcome, _ = rig.exec(sys.executable, "-c", eat, session=1)
+        assert outcome.state is ActionState.OUT_OF_MEMORY
+        assert rig.shell("true", session=1)[0].state is ActionState.COMPLETED
+        process = rig.session(1).process
+        left = [process_tree.read(f"/proc/{pid}/cmdline") or b""
+                for pid in process_tree.descendants(process.pid)
+                if process_tree.state(pid) not in "ZX"]
+        assert not [line for line in left if b"bytearray" in line]
+        if rig.executor._counts_ooms:  # the kernel chose the largest, and nobody ended the rest
+            assert [line for line in left if b"4242" in line] == [b"sleep\x004242\x00"]
+    finally:
+        rig.close()
+
+
 def test_a_kernel_that_counts_no_peak_says_no_figure() -> None:
     ended = Outcome(ActionState.FAILED, signal=signal.SIGKILL)
     assert _told(_process(1, None), 0, ended).reason == (

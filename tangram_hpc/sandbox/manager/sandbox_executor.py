@@ -419,6 +419,9 @@ class SandboxExecutor:
             process.leases.pop(message.lease, None)
         process.process_cpu_ns = message.process_cpu_ns
         outcome = self._told(attempt, process, message.outcome)
+        if outcome.state is ActionState.OUT_OF_MEMORY and process.session and message.none_left:
+            # the kernel killed a part of it; what is left would use the memory of later actions
+            process.send(KillCommand(message.lease, outcome.state, outcome.reason))
         self._finish(attempt, outcome, message.payload, message.none_left, soon=True)
         if message.none_left:
             self._left(process, message.lease)

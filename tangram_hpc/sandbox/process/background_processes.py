@@ -14,10 +14,13 @@ import select
 import time
 from collections.abc import Iterable
 
-from .leased_background import LeasedBackground
-from .sandbox_processes import SandboxProcesses
+from ...protocol.process_frames import KillCommand
+from ..shells.shells import SparingProcesses
+from .leased_background import LeasedBackground, Unstoppable
 
 SHARE_NS = 10_000_000
+_END_NS = 1_000_000_000  # for the end of what an action left, before the next one begins
+_LOOK_S = 0.001  # between two looks whether it has ended
 _TURN_NS = 20 * SHARE_NS
 _PIECE = 1 << 16
 
@@ -30,12 +33,12 @@ class BackgroundProcesses:
         output: the pipes to which they may write.
     """
 
-    def __init__(self, processes: SandboxProcesses, leased: LeasedBackground,
+    def __init__(self, processes: SparingProcesses, leased: LeasedBackground,
                  output: LeftoverOutput) -> None:
         self._processes = processes
         self.leased, self.output = leased, output
         self._there = False
-        self._due = 0
+        self._due = self._left_by = 0
         self._running = self._still = False
 
     @property
@@ -48,10 +51,11 @@ class BackgroundProcesses:
         """When `tick` must be called (monotonic ns); 0 for never."""
         return 0 if self._still else self._due or self.leased.due
 
-    def begin(self, how: str) -> None:
-        """Notes that an action left processes behind; `how` is "stop", "share" or "run". With
-        "stop" and "share" they are stopped.
+    def begin(self, how: str, lease: int) -> None:
+        """Notes that the action of a lease left processes behind; `how` is "stop", "share" or
+        "run". With "stop" and "share" they are stopped.
         """
+        self._left_by = lease
         if how == "run":
             return self.leased.begin()
         self._processes.stop()
@@ -61,11 +65,31 @@ class BackgroundProcesses:
     def wake(self) -> None:
         """Continues the processes, as an action begins."""
         self.release()
+        self._left_by = 0
         if self.leased.there:
             return self.leased.wake()
         if self._there:
             self._processes.go_on()
         self._there, self._due = False, 0
+
+    def end(self, order: KillCommand) -> None:
+        """Ends a lease of the processes. If the lease is that of the action which ended last, kills
+        what the action left: the worker knows that the kernel has ended it for its memory.
+
+        Raises:
+            Unstoppable: only ending the init helps.
+        """
+        if order.lease != self._left_by:
+            return self.leased.end(order)
+        until = time.monotonic_ns() + _END_NS
+        try:
+            self._processes.kill_latest()
+            while not self._processes.latest_gone() and time.monotonic_ns() < until:
+                time.sleep(_LOOK_S)
+                self._processes.kill_latest()
+        except OSError as error:
+            raise Unstoppable(f"the sandbox's processes could not be killed ({error.strerror})"
+                              ) from None
 
     def freeze(self) -> None:
         """Stops the processes until the next action, also those that have a share. Those that hold

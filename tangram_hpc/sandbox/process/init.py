@@ -30,8 +30,6 @@ from ...protocol.payload import (
     ExecCall,
     ExecReturn,
     FileCall,
-    FileList,
-    FileReturn,
     Payload,
     ShellCall,
     TerminalCall,
@@ -67,7 +65,7 @@ from ...protocol.process_frames import (
 )
 from ...resources import process_tree
 from .. import environment
-from ..files import confine, frozen_files, scratch
+from ..files import confine, file_answers, frozen_files, scratch
 from ..files.fresh_folders import FreshFolders, Unemptied
 from ..network.port_streams import PortStreams
 from ..shells.detachable_command import DetachableCommand, DetachableCommands
@@ -82,7 +80,6 @@ from .command import LOOK_NS, Command, changed_signals
 from .leased_background import LeasedBackground, Unstoppable
 from .resource_usage import GroupCpu, ResourceUsage
 from .sandbox_meter import SandboxMeter
-from .sandbox_processes import SandboxProcesses
 from .units_file import UnitsFile
 from .unstartable import Unstartable
 
@@ -92,6 +89,7 @@ _END_S = 5.0
 _AnyCommand = ExecCall | ShellCall | TerminalCall | DetachableCall
 _Wrapped = TerminalCall | DetachableCall  # around an ExecCall
 _CANNOT_RUN = 126  # the exit code that a shell gives
+_ALONE = (ActionState.TIMEOUT, ActionState.CANCELLED)  # ends no earlier command's processes
 _FIRST = b"500"  # oom_score_adj of a command: the kernel kills it before its init
 
 
@@ -131,7 +129,7 @@ class Init:
         self._group_cpu: GroupCpu
         self._meter: SandboxMeter
         self._background: BackgroundProcesses
-        self._processes: SandboxProcesses
+        self._processes: SparingProcesses
         self._shells: Shells
         self._detachable: DetachableCommands
         self._ports: PortStreams
@@ -195,8 +193,7 @@ class Init:
                 try:
                     self._background.tick()
                 except Unstoppable as error:
-                    self._send(Broken(str(error)))
-                    self._ending = True
+                    self._fall(str(error))
 
     def _due(self, now: int) -> int:
         """When to wake without an event (monotonic ns); 0 for never."""
@@ -319,9 +316,7 @@ class Init:
                 frozen_files.begin(setup.origin, self._place, setup.box.image)
             self._isolation = isolation_setup.build(setup, self._place)
         except (isolation_setup.Unbuildable, scratch.Uncopied, OSError) as error:
-            self._send(Broken(str(error)))
-            self._ending = True
-            return
+            return self._fall(str(error))
         self._setup, self._home = setup, self._isolation.home
         self._begin = setup.box.workdir or self._home
         self._user = users.of_image(setup.box.user)
@@ -436,6 +431,7 @@ class Init:
                                    f"bound of {most}; ask for less, or raise output_bound")
         others = (frozenset(self._processes.pids()) if self._background.there
                   else self._shells.inside())
+        self._processes.command_begins(others)
         usage = ResourceUsage(self._group_cpu, self._isolation.pause is not None, others)
         kept, isolation = self._setup.output_max, self._isolation.name
         if isinstance(call, ShellCall):
@@ -523,7 +519,7 @@ class Init:
             if call.data is not None and run.limits.disk_mib and (
                     over := self._meter.before_write(run.limits.disk_mib, len(call.data), began)):
                 return self._refuse(run, 0, over[1], ErrorReturn("ENOSPC", over[1]))
-            told = _file_answer(self._begin, call)
+            told = file_answers.answer(self._begin, call)
             if call.op == "remove":
                 self._detachable.removed(call.path)
         except confine.PathRefused as error:
@@ -536,7 +532,10 @@ class Init:
         if self._command is not None and self._command.run.lease == order.lease:
             self._stop(self._command, order.state, order.reason, self._setup.kill_wait_ns)
         elif self._command is None:
-            self._background.leased.end(order)
+            try:
+                self._background.end(order)
+            except Unstoppable as error:
+                self._fall(str(error))
 
     def _give(self, command: Command, order: GiveInput) -> None:
         """Gives a running command a signal, or its terminal bytes or a size."""
@@ -635,10 +634,10 @@ class Init:
         if command is None or command.status is None:
             return
         left = not alone and not self._processes.alone()
-        if left and not command.reported and self._stays(command):
+        if left and self._stays(command):
             if command.terminal is None and not isinstance(command, ShellCommand):
                 self._background.output.keep(command.pipes)
-            self._background.begin(command.run.background)
+            self._background.begin(command.run.background, command.run.lease)
             command.usage.missed()
             left = False
         clean = not left and (command.run.keep or self._folders.are_empty())
@@ -664,18 +663,20 @@ class Init:
         stopped first, so that none ends or uses more meanwhile.
         """
         with suppress(OSError):  # no room for the process that would stop the others
-            self._processes.stop()
+            self._processes.stop_latest()
         command.usage.left(self._processes.pids())
 
     def _stays(self, command: Command) -> bool:
-        """Whether what a command left behind stays as its session's background processes. A command
-        that was stopped takes everything along.
+        """Whether what is left behind stays as its session's background processes. A command that
+        was stopped takes along what it started, and all if it broke a limit of the session.
         """
-        return command.run.keep and command.run.background != "end" and command.state is None
+        return command.run.keep and command.run.background != "end" and (
+            not command.reported if command.state is None
+            else command.state in _ALONE and self._processes.latest_gone())
 
-    def _fall(self) -> None:
+    def _fall(self, why: str = "the sandbox ended by itself") -> None:
         """Ends after the sandbox broke down."""
-        self._send(Broken("the sandbox ended by itself"))
+        self._send(Broken(why))
         self._ending = True
 
     def _report(self, command: Command, none_left: bool) -> None:
@@ -727,14 +728,16 @@ class Init:
 
     def _kill_all(self, command: Command) -> None:
         try:
-            self._processes.kill()
+            if command.state in _ALONE:
+                self._processes.kill_latest()
+            else:
+                self._processes.kill()
             command.escalate(time.monotonic_ns())
         except OSError as error:  # no room for one more process: only our own end helps
             if not command.reported:
                 command.status = signal.SIGKILL
                 self._report(command, none_left=False)
-            self._send(Broken(f"the sandbox's processes could not be killed ({error.strerror})"))
-            self._ending = True
+            self._fall(f"the sandbox's processes could not be killed ({error.strerror})")
 
     # ---- between and after commands ----
 
@@ -746,8 +749,7 @@ class Init:
         try:
             self._folders.empty()
         except Unemptied as error:
-            self._send(Broken(str(error)))
-            self._ending = True
+            self._fall(str(error))
         else:
             self._send(Gone(lease))
 
@@ -778,22 +780,3 @@ class Init:
         if self._closing and self._built:  # else another init may take the files over
             with suppress(OSError):
                 scratch.empty(self._home, self._isolation.tmp, keep=self._isolation.nodes)
-
-
-def _file_answer(home: str, call: FileCall) -> Payload:
-    """Carries out an operation on files. Raises PathRefused."""
-    if call.op == "list":
-        return FileList(tuple(confine.listing(home, call.path, call.depth)))
-    if call.op == "stat":
-        return FileList((confine.about(home, call.path),), one=True)
-    if call.op == "mkdir":
-        confine.mkdir(home, call.path)
-    elif call.op == "remove":
-        confine.remove(home, call.path)
-    elif call.op == "move":
-        confine.move(home, call.path, call.target)
-    elif call.data is None:
-        return FileReturn(*confine.read(home, call.path, call.offset, call.length))
-    else:
-        confine.write(home, call.path, call.data, call.mode, call.offset)
-    return FileReturn()

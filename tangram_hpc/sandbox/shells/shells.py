@@ -23,6 +23,7 @@ from .shell_command import ShellCommand, how_ended
 from .shell_process import ShellProcess, program_of
 
 _SHELLS_MAX = 64  # of one session
+_PASSES = 40  # walks; what still forks then is stopped by the next call
 _KEPT = 256  # ends of shells that are remembered
 
 
@@ -181,10 +182,16 @@ def _unregister(poll: select.poll, fd: int) -> None:
 
 
 class SparingProcesses:
-    """The processes of one sandbox, of which the shells are neither killed nor counted as left."""
+    """The processes of one sandbox, of which the shells are neither killed nor counted as left.
+
+    Attributes:
+        _earlier: the processes that were there when the latest command began, and when each of
+            them started: a process id may be given out again.
+    """
 
     def __init__(self, processes: SandboxProcesses, shells: Shells) -> None:
         self._processes, self._shells = processes, shells
+        self._earlier: dict[int, int] = {}
 
     def pids(self) -> list[int]:
         """See `SandboxProcesses`. The shells are among them, as they use memory too."""
@@ -201,6 +208,47 @@ class SparingProcesses:
         # stopped first, as a stopped process cannot fork away from the walk
         self._processes.signal(self._others(), signal.SIGSTOP)
         self._processes.signal(self._others(), signal.SIGKILL)
+
+    def command_begins(self, pids: frozenset[int]) -> None:
+        """Notes the processes that are there before a command starts its own."""
+        begun = {pid: process_tree.parent_and_start(pid)[1] for pid in pids - self._shells.inside()}
+        self._earlier = {pid: start for pid, start in begun.items() if start}
+
+    def stop_latest(self) -> None:
+        """Stops what the latest command has started; see `kill_latest`."""
+        if not self._earlier and not self._shells:
+            return self._processes.stop()
+        for _ in range(_PASSES):
+            awake = [pid for pid in self._latest() if process_tree.state(pid) not in "Tt"]
+            if not awake:
+                return
+            self._processes.signal(awake, signal.SIGSTOP)
+
+    def kill_latest(self) -> None:
+        """Kills what the latest command has started; repeat it until `latest_gone`. Processes that
+        were there before it live on, with those that they start meanwhile; a child whose parent has
+        ended counts as the command's.
+        """
+        if not self._earlier:
+            return self.kill()
+        self.stop_latest()  # as a stopped process cannot fork away from the walk
+        self._processes.signal(self._latest(), signal.SIGKILL)
+
+    def latest_gone(self) -> bool:
+        """Whether nothing is left that the latest command has started. Looks twice, as /proc may
+        pass over a process while another one of the same parent ends.
+        """
+        return not self._latest() and not self._latest()
+
+    def _latest(self) -> list[int]:
+        others = self._others()
+        about = {pid: process_tree.parent_and_start(pid) for pid in others}
+        spared, found = set[int](), {pid for pid, start in self._earlier.items()
+                                     if pid in about and about[pid][1] == start}
+        while found:
+            spared |= found
+            found = {pid for pid, (parent, _) in about.items() if parent in found} - spared
+        return [pid for pid in others if pid not in spared]
 
     def _others(self) -> list[int]:
         shells = self._shells.inside()
