@@ -347,7 +347,8 @@ class Session:
 
         Returns:
             A Future of a tuple of entries, see `stat`; their names begin below the folder. The
-            sandbox chose the names: check one before you use it as a path of your own. It raises
+            sandbox chose the names: check one before you use it as a path of your own. A name
+            that is not UTF-8 has the kind "other" and a backslash escape for such a byte. It raises
             FileFailed when the folder could not be listed.
         """
         return self._file(pl.FileCall(_below(path), op="list", depth=span(depth, None)[0]), "list")

@@ -235,7 +235,8 @@ class FileEntry(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         name: its path from the listed folder; empty if the listed path itself is a file.
-        kind: `file`, `dir`, `link` or `other`.
+        kind: `file`, `dir`, `link` or `other`. Whatever has a name that is not UTF-8 is `other`,
+            since no call can name it; `name` has `\\xe4` for such a byte.
         size: in bytes.
         mode: its permission bits.
         mtime_ns: when its content changed last, in ns since the epoch.

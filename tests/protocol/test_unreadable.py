@@ -406,9 +406,11 @@ def test_file_names_and_errors_that_are_not_utf8_are_reported(rig: Rig) -> None:
         raise ValueError("no " + os.fsdecode(b"a\xffb"))
 
     rig.open()
-    rig.shell("sleep 60 & touch keep $(printf 'a\\377b')", session=1)
-    outcome = rig.end(rig.begin(FileCall("", op="list"), Kind.FILE, session=1, cores=()))[0]
-    assert outcome.reason == r"'a\udcffb': its name is not UTF-8; rename or remove it"
+    rig.shell("sleep 60 & touch keep $(printf 'a\\377b'); mkdir -p sub/$(printf 'a\\377c')/d",
+              session=1)
+    listed = rig.end(rig.begin(FileCall("", op="list"), Kind.FILE, session=1, cores=()))[1]
+    assert [(entry.name, entry.kind) for entry in listed.entries] == [
+        (r"a\xffb", "other"), ("keep", "file"), ("sub", "dir"), (r"sub/a\xffc", "other")]
     rig.shell("ln -s $(printf '/a\\377') keep-link", session=1)
     assert rig.shell("ls keep; rm a*", session=1)[1].stdout == b"keep\n"
     listed = rig.end(rig.begin(FileCall("", op="list"), Kind.FILE, session=1, cores=()))[1]

@@ -276,17 +276,12 @@ def listing(home: str, path: str, depth: int = 0) -> Iterator[FileEntry]:
 
     Raises:
         PathRefused: the path does not exist or may not be listed, holds more than a listing may,
-            lies deeper than a walk may go, or a name is not UTF-8.
+            or lies deeper than a walk may go.
     """
     for found, entry in enumerate(_entries(home, path, depth)):
         if found == ENTRIES_MAX:
             raise PathRefused(f"{path or '.'}: more than {ENTRIES_MAX} entries; name a folder "
                               "below it", errno.E2BIG)
-        try:
-            entry.name.encode()
-        except UnicodeEncodeError:
-            raise PathRefused(f"{entry.name!r}: its name is not UTF-8; rename or remove it",
-                              errno.EILSEQ) from None
         yield entry
 
 
@@ -336,6 +331,8 @@ def _entry(shown: str, name: str, folder: int) -> FileEntry:
     target = (_link(folder, name) or "") if kind == "link" else ""
     if target != target.encode(errors="ignore").decode():
         target = ""  # not UTF-8: it cannot be told
+    if shown != (told := os.fsencode(shown).decode(errors="backslashreplace")):
+        shown, kind = told, "other"  # not UTF-8: no call can name it
     return FileEntry(shown, kind, found.st_size if kind == "file" else 0, found.st_mode & 0o777,
                      found.st_mtime_ns, target, found.st_uid, found.st_gid)
 
