@@ -2,12 +2,16 @@
 
 The guard is an ASGI application around the real one. It refuses a request without a known key, a
 body that is too large or too slow, and hands the client's name on in the request's state.
+
+A client that still sends its body when the connection is closed sees a reset connection, and never
+the answer. So the rest of a refused body is read and dropped first, for a bounded time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,6 +21,8 @@ from .keys import ClientKeys
 
 BODY_MAX = 128 << 20  # bytes of one request's body
 BODY_S = 60.0  # the longest time in which a body must have arrived
+REST_MAX = 1 << 30  # bytes of a refused body that are read and dropped before the answer
+REST_S = 10.0  # and the longest time for that
 
 
 class Guard:
@@ -29,12 +35,14 @@ class Guard:
             sandboxes.
         body_max: the most bytes of a body.
         body_s: the longest time that a body may take, in seconds.
+        rest_s: the longest time for which the rest of a refused body is read, in seconds.
     """
 
     def __init__(self, app: ASGIApp, keys: ClientKeys, body_max: int = BODY_MAX,
-                 body_s: float = BODY_S, access: SandboxAccess | None = None) -> None:
+                 body_s: float = BODY_S, access: SandboxAccess | None = None,
+                 rest_s: float = REST_S) -> None:
         self._app, self._keys, self._access = app, keys, access
-        self._body_max, self._body_s = body_max, body_s
+        self._body_max, self._body_s, self._rest_s = body_max, body_s, rest_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request, or refuses it."""
@@ -44,10 +52,12 @@ class Guard:
         scope = self._without_key_in_path(scope, headers)
         sandbox = await self._access(scope, headers) if self._access is not None else None
         if isinstance(sandbox, Response):
+            await self._drop_body(headers, receive)
             return await sandbox(scope, receive, send)
         if sandbox is not None:
             scope["state"]["sandbox"] = sandbox
         elif not scope["state"]["client"]:
+            await self._drop_body(headers, receive)
             return await _refuse(send, 401, "no known key: send it as X-API-Key, as a bearer "
                                             "token, as http://any:KEY@host/, or as the first "
                                             "part of the path")
@@ -55,7 +65,9 @@ class Guard:
             body = await asyncio.wait_for(self._body(scope, receive), self._body_s)
         except asyncio.TimeoutError:
             return await _refuse(send, 408, f"the body took longer than {self._body_s:g} s")
-        except _TooLarge:
+        except _TooLarge as error:
+            if error.more:
+                await self._drop_body(headers, receive)
             return await _refuse(send, 413, f"the body has more than {self._body_max} bytes")
         if body is None:
             return None  # the client has hung up
@@ -74,7 +86,7 @@ class Guard:
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit() and int(value) > self._body_max:
-                raise _TooLarge
+                raise _TooLarge(more=True)
         parts, size = [], 0
         while True:
             message = await receive()
@@ -83,17 +95,35 @@ class Guard:
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             if size > self._body_max:
-                raise _TooLarge
+                raise _TooLarge(message.get("more_body", False))
             if not message.get("more_body", False):
                 return b"".join(parts)
+
+    async def _drop_body(self, headers: dict[str, str], receive: Receive) -> None:
+        if "expect" not in headers:  # else the client sends nothing before it is told to
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(_drop(receive), self._rest_s)
 
 
 def _headers(scope: Scope) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
+async def _drop(receive: Receive) -> None:
+    size = 0
+    while size < REST_MAX:
+        message = await receive()
+        if message["type"] == "http.disconnect" or not message.get("more_body", False):
+            return
+        size += len(message.get("body", b""))
+
+
 class _TooLarge(Exception):
-    """A body has more bytes than it may have."""
+    """A body has more bytes than it may have. `more`: the client still sends it."""
+
+    def __init__(self, more: bool) -> None:
+        super().__init__()
+        self.more = more
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -24,7 +24,7 @@ class Served:
         self._messages = messages or [{"type": "http.request", "body": b"body"}]
         scope = {"type": "http", "path": path, "raw_path": path.encode(), "headers": [
             (name.encode(), value.encode()) for name, value in (headers or {}).items()]}
-        guard = Guard(self._app, ClientKeys({"verl": KEY}), **bounds)
+        guard = Guard(self._app, ClientKeys({"verl": KEY}), **({"rest_s": 0.05} | bounds))
         asyncio.run(guard(scope, self._receive, self._send))
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
@@ -76,6 +76,22 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_kept() -> None:
     assert announced.refusal == (413, "the body has more than 8 bytes")
     chunks = [{"type": "http.request", "body": b"12345", "more_body": True}] * 3
     assert Served(headers={"x-api-key": KEY}, body_max=8, messages=chunks).refusal[0] == 413
+
+
+@pytest.mark.parametrize("key, bounds, status", [
+    ("wrong", {}, 401), (KEY, {"body_max": 4}, 413)])
+def test_a_refused_body_is_read_to_its_end_so_that_the_client_sees_the_answer(
+        key: str, bounds: dict[str, Any], status: int) -> None:
+    parts = [{"type": "http.request", "body": b"12345", "more_body": more}
+             for more in (True, True, False)]
+    served = Served(headers={"x-api-key": key}, messages=parts, rest_s=60.0, **bounds)
+    assert served.refusal[0] == status and parts == []
+
+
+def test_a_client_that_waits_to_be_asked_for_its_body_is_refused_at_once() -> None:
+    parts = [{"type": "http.request", "body": b"1", "more_body": True}]
+    served = Served(headers={"x-api-key": "wrong", "expect": "100-continue"}, messages=parts)
+    assert served.refusal[0] == 401 and len(parts) == 1
 
 
 @pytest.mark.attack("network", "broker")
