@@ -16,7 +16,14 @@ from .e2b import file_routes, filesystem_routes, process_routes
 from .e2b.control_routes import control_routes
 from .e2b.sandbox_access import SandboxAccess
 from .e2b.sandboxes import SandboxRegistry
-from .e2b.wire_errors import ApiError, RpcError, on_api_error, on_not_found, on_rpc_error
+from .e2b.wire_errors import (
+    ApiError,
+    RpcError,
+    fault_of,
+    on_api_error,
+    on_not_found,
+    on_rpc_error,
+)
 from .guard import Guard
 from .keys import ClientKeys
 from .rewards import RewardFunction, RewardRequest, Rewards
@@ -87,6 +94,6 @@ async def _wrong(request: Request, error: Exception) -> JSONResponse:
     """Answers a request whose fields are wrong. The answer does not repeat what was sent, which may
     be large or secret."""
     assert isinstance(error, RequestValidationError)
-    detail = [{"loc": list(each["loc"]), "msg": each["msg"], "type": each["type"]}
+    detail = [{"loc": list(each["loc"]), "msg": fault_of(each), "type": each["type"]}
               for each in error.errors()]
     return JSONResponse({"detail": detail}, 422)

@@ -243,6 +243,15 @@ def test_a_wrong_field_is_named_and_nothing_that_was_sent_is_repeated(
     assert "SECRET" not in json.dumps(answer)
 
 
+@pytest.mark.parametrize("path", ["/run_code", "/sandboxes"])
+def test_a_body_without_the_content_type_of_json_is_told_what_to_send(
+        cluster: LocalCluster, path: str) -> None:
+    """`curl -d` sends a form, and `requests.post(data=...)` names no type."""
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    status, answer = send(cluster, path, {"code": "print(1)", "language": "python"}, **form)
+    assert status in (400, 422) and "Content-Type: application/json" in json.dumps(answer)
+
+
 @pytest.mark.attack("code", "files")
 def test_a_path_that_leaves_the_directory_is_a_fault_of_the_sandbox(cluster: LocalCluster) -> None:
     """The program is not run where its files could not be written."""

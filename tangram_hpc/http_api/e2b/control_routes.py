@@ -26,7 +26,7 @@ from .control_wire import (
     check_given_once,
 )
 from .sandboxes import Sandbox, SandboxRegistry
-from .wire_errors import ApiError
+from .wire_errors import ApiError, fault_of
 
 ENVD_VERSION = "0.5.7"  # the version of E2B's envd whose requests this server understands
 PAGE_MAX = 1000
@@ -52,7 +52,7 @@ class _ToldAsE2b(APIRoute):
                 first = error.errors()[0]
                 # in a body that is not JSON the place is the number of a character
                 field = ".".join(each for each in first["loc"][1:] if isinstance(each, str))
-                raise ApiError(400, f"{field or 'body'}: {first['msg']}") from None
+                raise ApiError(400, f"{field or 'body'}: {fault_of(first)}") from None
             except HTTPException as error:  # JSON that is too deep, or has a number too long
                 raise ApiError(error.status_code, f"body: {error.detail}") from None
             return answer

@@ -79,6 +79,18 @@ class RpcError(Exception):
         return JSONResponse(self.told(), STATUS[self.code])
 
 
+def fault_of(error: dict[str, Any]) -> str:
+    """Returns what is wrong with a field, or with the body as a whole.
+
+    Args:
+        error: one of the errors of a RequestValidationError. A body that came without the content
+            type of JSON is told as one that is no object.
+    """
+    if error["type"] == "model_attributes_type" and len(error["loc"]) == 1:
+        return "it is no JSON object that came with Content-Type: application/json"
+    return str(error["msg"])
+
+
 async def on_api_error(request: Request, error: Exception) -> JSONResponse:
     """Answers a request whose route has raised an ApiError."""
     assert isinstance(error, ApiError)

@@ -172,7 +172,7 @@ def test_a_signature_is_for_one_file_one_verb_and_one_time(players: tuple[Player
 
 
 @pytest.mark.parametrize(("body", "word"), [
-    (b"", "body"), (b"{", "JSON"), (b"[]", "dict"), (b'{"templateID": 1}', "templateID"),
+    (b"", "body"), (b"{", "JSON"), (b"[]", "JSON object"), (b'{"templateID": 1}', "templateID"),
     (b'{"timeout": -1}', "timeout"), (b'{"timeout": 0}', "timeout"),
     (b'{"timeout": 86401}', "--e2b-longest"), (b'{"metadata": {"a": 1}}', "metadata.a"),
     (b'{"envVars": {"a\\u0000": "1"}}', "env"), (b'{"metadata": {"cpus": "9999"}}', ""),
