@@ -710,8 +710,9 @@ def test_setup_may_read_variables_that_are_not_set(name: str, tmp_path: Path) ->
     least = {k: "" if v.optional else v.default or "9" for k, v in keys.items()}
     script = tmp_path / "job.sbatch"
     setup = 'export FLAGS_BEFORE="$FLAGS"; tangram() { :; }; echo "[$FLAGS_BEFORE]"'
-    script.write_text(render(load(name), {**least, "setup": setup}))
+    text = render(load(name), {**least, "setup": setup})
+    script.write_text(text.replace("trap - ERR\n", 'trap - ERR; echo "$FLAGS_AFTER"\n'))
     done = subprocess.run(["bash", str(script)], capture_output=True, text=True, check=False,
                           cwd=tmp_path, env={"PATH": os.environ["PATH"], "SLURM_JOB_ID": "7"})
     assert done.stdout == "[]\n" and done.returncode == 1
-    assert "HOME: unbound variable" in done.stderr
+    assert "FLAGS_AFTER: unbound variable" in done.stderr
