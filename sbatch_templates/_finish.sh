@@ -46,7 +46,10 @@ finish() {
     fi
     if [ -n "$ranks" ] && kill -0 "$ranks" 2>/dev/null; then
         if [ -s "$step" ]; then          # SIGTERM to the ranks, and time to end; srun would kill them at once
-            scancel --quiet --signal=TERM "$trainer_job.$(cat "$step")"
+            # While a later job waits in the queue, scancel of Slurm 22.05 signals a step twice, and so would end a trainer that
+            # is saving. It asks before each signal: yes, then no. Without --ctld it also fails for nodes without this step.
+            { echo y; yes n; } 2>/dev/null |
+                scancel --quiet --ctld --interactive --signal=TERM "$trainer_job.$(cat "$step")" > /dev/null
             for ((n = 0; n < <WARN>; n++)); do
                 kill -0 "$ranks" 2>/dev/null || break
                 sleep 0.5

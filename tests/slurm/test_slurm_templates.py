@@ -118,6 +118,24 @@ def test_the_single_node_template_runs_a_torchrun_style_trainer(site: Site) -> N
     assert not site.left_behind()
 
 
+def test_the_ranks_are_told_to_end_once_while_another_job_waits(site: Site) -> None:
+    """scancel of Slurm 22.05 signals a step twice then, and fails for a node without the step."""
+    trainer = "trap 'echo told; sleep 2; exit 4' TERM; echo up; while :; do sleep 0.1; done"
+    job = site.sbatch("toldonce", trainer, template="homogeneous", ranks=1, gateway="off",
+                      mpi="none", partition="cpu", mem="600", cpus_lent="2")
+    site.until(lambda: "up\n" in site.output("toldonce", job), "the rank to be up", 90,
+               lambda: site.output("toldonce", job))
+    told = site.cluster.run_as_user(
+        ["sbatch", "--parsable", "--hold", "-t", "1", "-o", "/dev/null", "--wrap", "true"])
+    try:
+        site.cluster.run_as_user(["scancel", "--batch", "--signal=USR1", job], check=True)
+        said = site.finish("toldonce", job).splitlines()
+    finally:
+        site.cluster.run_as_user(["scancel", told.stdout.strip()], check=True)
+    assert said.count("told") == 1 and not [line for line in said if "scancel" in line], said
+    assert starts(site, job) == ["FAILED"]
+
+
 # ---- the main job in every layout --------------------------------------------------------------
 
 
