@@ -1,4 +1,5 @@
 export TANGRAM_HOME="${TANGRAM_HOME:-$HOME/.tangram}"   # on a file system that all nodes share
+[[ $TANGRAM_HOME != "~/"* ]] || TANGRAM_HOME="$HOME${TANGRAM_HOME:1}"  # a ~ in quotes
 [[ $TANGRAM_HOME = /* ]] || TANGRAM_HOME="$PWD/$TANGRAM_HOME"  # Slurm runs no task epilog by a relative path
 export TANGRAM_JOB="$SLURM_JOB_ID"
 export TANGRAM_END_MARGIN_S=<WARN>                      # seconds before the end at which nodes stop lending

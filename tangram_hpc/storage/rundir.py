@@ -40,10 +40,10 @@ _OF_JOB = re.compile(r"tangram-(node|worker|broker)-job[0-9]+-.+")  # names of f
 
 
 def tangram_home(environ: Mapping[str, str]) -> Path:
-    """Returns the folder of all jobs of this user."""
+    """Returns the folder of all jobs of this user; a `~` that came in quotes is a home here too."""
     named = environ.get("TANGRAM_HOME")
     if named:
-        return Path(named)
+        return Path(os.path.expanduser(named))
     return Path(environ.get("HOME") or os.path.expanduser("~")) / ".tangram"
 
 

@@ -376,6 +376,19 @@ def test_a_job_without_home_in_its_environment_has_that_of_its_user(pretence: Pr
     assert (status, out, err) == (0, pwd.getpwuid(os.getuid()).pw_dir + "\n", "")
 
 
+@pytest.mark.parametrize("name", ["single-node", "satellite"])
+def test_a_home_with_a_quoted_tilde_is_below_the_users_home(name: str, tmp_path: Path) -> None:
+    """An environment file of a launcher has `TANGRAM_HOME=~/x` without a shell that expands it."""
+    script = tmp_path / "job.sbatch"
+    text = render(load(name), {"broker": "1"} if name == "satellite" else {"trainer": "true"})
+    script.write_text(text.replace('export TANGRAM_JOB=', 'echo "$TANGRAM_HOME"; exit 5\n', 1))
+    done = subprocess.run(["bash", str(script)], capture_output=True, text=True, check=False,
+                          cwd=tmp_path, env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+                                             "HOME": "/of/mine", "SLURM_JOB_ID": "7",
+                                             "TANGRAM_HOME": "~/x y"})
+    assert (done.returncode, done.stdout) == (5, "/of/mine/x y\n"), done.stderr
+
+
 def test_the_task_epilog_keeps_the_folder_of_a_broker_that_lives(pretence: Pretence) -> None:
     """And it ends while the broker lives. slurmstepd starts it with SIGALRM blocked."""
     trainer = """touch "$TANGRAM_HOME/jobs/7/ended"  # first the workers end

@@ -113,6 +113,13 @@ def test_the_target_of_a_linked_home_is_made_again(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "user/target").stat().st_mode) == 0o700
 
 
+def test_a_home_with_a_quoted_tilde_is_below_the_users_home(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment file of a launcher has `TANGRAM_HOME=~/x` without a shell that expands it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert own_dir({"TANGRAM_HOME": "~/x"}, "local-1") == tmp_path / "x/jobs/local-1"
+
+
 def test_the_next_worker_removes_scratch_of_killed_workers_and_spares_live_ones(
         tmp_path: Path) -> None:
     dead, gone = maker(tmp_path)
