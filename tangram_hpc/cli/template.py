@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidInput
+from ..scheduler.placement.placers.placer_name import parse_placer_name
 from .helpers.installed_files import installed_folder
 from .helpers.times import time_limit
 
@@ -48,6 +49,10 @@ _EARLY_S = 60  # Slurm looks for warnings that are due about once in a minute
 _WHOLE = ("requeues", "warn", "wait_s")  # whole numbers of at least 0
 _CHOICES = {"gateway": ("on", "off"), "launcher": ("none", "torchrun", "ray"),
             "container": ("apptainer", "pyxis")}
+_PLACER = ("placer", "policy")
+_NO_LIMIT = ("infinite", "unlimited")  # in any case of letters
+# Slurm's own MPI plugins; `srun --mpi=list` may name others that a site has.
+_MPI = re.compile(r"none|pmi2|pmix(_v\d+)?|openmpi|cray_shasta")
 
 
 def add(verbs: Any) -> None:
@@ -130,6 +135,11 @@ class Template:
         values = self.values(given)
         found = [f"template {self.name}: {m[1]}={m[2]}: {m[3]}"
                  for m in _CAUTION.finditer(self.text) if values.get(m[1]) == m[2]]
+        mpi = values.get("mpi") or "none"
+        if not _MPI.fullmatch(mpi):
+            found.append(f"template {self.name}: mpi={mpi}: this is none of Slurm's own MPI "
+                         "plugins, such as pmi2 or pmix; unless `srun --mpi=list` shows it, no "
+                         "rank can start")
         limit, warn = values.get("time") or "", values.get("warn") or "0"
         has_s = _job_seconds(limit)
         if has_s and int(warn) and has_s <= int(warn) + _EARLY_S:
@@ -262,6 +272,18 @@ def _check_option(template: Template, key: str, value: str) -> None:
         raise InvalidInput(f"--option: {key}={value!r} must be {' or '.join(_CHOICES[key])}")
     if key in _WHOLE and not value.isdecimal():
         raise InvalidInput(f"--option: {key}={value!r} must be a whole number of at least 0")
+    if key == "broker" and not (value.isdecimal() and int(value)):
+        raise InvalidInput(f"--option: broker={value!r} must be the number of the broker's job, as "
+                           "`sbatch --parsable` prints it")
+    if key == "time" and value.lower() not in _NO_LIMIT and (
+            "." in value or _job_seconds(value) is None):
+        raise InvalidInput(f"--option: time={value!r} is no time limit of Slurm; write MINUTES, "
+                           "MIN:SEC, H:MIN:SEC, DAYS-H, DAYS-H:MIN or DAYS-H:MIN:SEC")
+    if key in _PLACER:
+        try:
+            parse_placer_name(value)
+        except InvalidInput as error:
+            raise InvalidInput(f"--option: {key}={value!r}: {error}") from None
 
 
 def _check_launcher(template: Template, given: Mapping[str, str]) -> None:

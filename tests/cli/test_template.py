@@ -138,6 +138,10 @@ def test_whole_numbers_are_rendered_without_leading_zeros() -> None:
     ({"trainer": " "}, "trainer is not optional"),
     ({"gateway": "maybe"}, "gateway='maybe' must be on or off"),
     ({"requeues": "-1"}, "requeues='-1' must be a whole number"),
+    ({"time": "1hour"}, "time='1hour' is no time limit of Slurm; write MINUTES"),
+    ({"time": "1.5"}, "time='1.5' is no time limit of Slurm"),
+    ({"placer": "xyz"}, "placer='xyz': placer 'xyz' is not known; choose one of elastic"),
+    ({"placer": "fcfs"}, "placer='fcfs': placer 'fcfs': write fcfs:K"),
     ({"partition_cpu": "a b"}, "partition_cpu='a b': its value must not contain ' '"),
     ({"job_name": "x\nreboot"}, "must not contain"),
     ({"job_name": "a/b"}, "job_name='a/b': its value must not contain '/'"),
@@ -198,6 +202,28 @@ def test_a_limit_that_leaves_no_time_for_work_gives_a_warning(
     cautions = load("single-node").cautions({"trainer": "x", "time": limit, "warn": warn})
     assert [f"time={limit}: the job begins to end warn={warn} s" in c for c in cautions] == (
         [True] * warned)
+
+
+def test_an_mpi_that_only_the_site_can_know_is_a_warning() -> None:
+    for mpi, warned in (("abc", 1), ("pmi", 1), ("pmix_v5", 0), ("pmi2", 0)):
+        cautions = load("single-node").cautions({"trainer": "x", "mpi": mpi})
+        assert [c for c in cautions if f"mpi={mpi}: " in c and "srun --mpi=list" in c] == (
+            cautions) and len(cautions) == warned
+
+
+@pytest.mark.parametrize("limit", ["60", "0", "1:30:00", "1-12", "2-0:30:00", "UNLIMITED"])
+def test_a_time_limit_of_slurm_is_taken(limit: str) -> None:
+    assert f"--time={limit}" in directives(render(load("single-node"), {"time": limit}))
+
+
+@pytest.mark.parametrize(("name", "key", "value", "told"), [
+    ("satellite", "broker", "abc", "must be the number of the broker's job"),
+    ("satellite", "broker", "0", "must be the number of the broker's job"),
+    ("replay", "policy", "elastic:9", "policy='elastic:9': placer 'elastic:9': write elastic")])
+def test_values_that_other_programs_would_refuse_later_are_refused(
+        name: str, key: str, value: str, told: str) -> None:
+    with pytest.raises(InvalidInput, match=told):
+        render(load(name), {key: value})
 
 
 @pytest.mark.long
