@@ -78,12 +78,12 @@ def replacing_output(path: Path) -> Iterator[Path]:
     may not be written. A symbolic link stays, and its target is replaced. A file that is replaced
     leaves its permissions to the new one, which is then there, empty, to be written.
     """
-    path = Path(os.path.realpath(path))
-    if path.exists() and not (path.is_file() and os.access(path.parent, os.W_OK)):
-        yield path
+    real = Path(os.path.realpath(path))
+    if path.exists() and not (path.is_file() and os.access(real.parent, os.W_OK)):
+        yield path  # not `real`: where /dev/stdout is a pipe, no file has that name
         return
-    with replacing(path) as temporary:
-        if path.exists():
+    with replacing(real) as temporary:
+        if real.exists():
             temporary.touch(mode=0o600, exist_ok=False)
-            temporary.chmod(stat.S_IMODE(path.stat().st_mode) | stat.S_IWUSR)
+            temporary.chmod(stat.S_IMODE(real.stat().st_mode) | stat.S_IWUSR)
         yield temporary

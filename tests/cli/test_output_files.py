@@ -3,17 +3,24 @@ no half of a new file or temporary file is left."""
 
 from __future__ import annotations
 
+import os
 import resource
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from helpers.recorded_job import busy_job, write_job
 
 from tangram_hpc import atomic_file
 from tangram_hpc.cli import main
+from tangram_hpc.domain.event import ActionSubmitted
 from tangram_hpc.errors import InvalidInput
+from tangram_hpc.export.usage_record import NAMESPACE
 from tangram_hpc.simulator.pictures import curve_svg
 
 SIM = ("sim", "coding-200", "--cluster", "coding-200", "--policy", "fcfs:4", "--records")
@@ -65,6 +72,43 @@ def test_a_device_is_written_as_it_is_and_a_link_stays(tmp_path: Path) -> None:
     with atomic_file.replacing_output(link) as path:
         path.write_text("new")
     assert link.is_symlink() and target.read_text() == "new"
+
+
+@pytest.mark.parametrize("words", [("csv", "-j", "4711"), ("grafana",)])
+def test_an_export_into_a_pipe_or_a_link_leaves_them_there(words: tuple[str, ...], tmp_path: Path,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    write_job(tmp_path / "home", busy_job(20, 1, 4), "4711")
+    monkeypatch.setenv("TANGRAM_HOME", str(tmp_path / "home"))
+    (folder := tmp_path / "out").mkdir()
+    (folder / "link").symlink_to("file")
+    assert main(["export", *words, "-o", str(folder / "link")]) == 0
+    assert (folder / "link").is_symlink()
+    wanted = (folder / "file").read_text()
+    os.mkfifo(folder / "fifo")
+    reader = os.open(folder / "fifo", os.O_RDONLY | os.O_NONBLOCK)
+    assert main(["export", *words, "-o", str(folder / "fifo")]) == 0
+    assert (folder / "fifo").is_fifo() and os.read(reader, 1 << 20).decode() == wanted
+    os.close(reader)
+    printed = subprocess.run(
+        [sys.executable, "-m", "tangram_hpc", "export", *words, "-o", "/proc/self/fd/1"],
+        env=os.environ, stdout=subprocess.PIPE, check=True)
+    assert printed.stdout.decode() == wanted
+
+
+def test_an_export_to_stdout_is_utf8_in_an_old_locale(tmp_path: Path) -> None:
+    """Prometheus and XML readers refuse other bytes, and escapes such as \\u03bb."""
+    told = busy_job(20, 1, 4)
+    names = {e.action.id: "bel\u00f8nning-\u03bb" for e in told if isinstance(e, ActionSubmitted)}
+    told = [msgspec.structs.replace(e, action=msgspec.structs.replace(
+        e.action, name=names[e.action.id])) if isinstance(e, ActionSubmitted) else e for e in told]
+    write_job(tmp_path, told, "4711")
+    for coding in ("ascii", "latin-1"):
+        printed = subprocess.run(
+            [sys.executable, "-m", "tangram_hpc", "export", "usage-record", "-j", "4711"],
+            env={**os.environ, "TANGRAM_HOME": str(tmp_path), "PYTHONIOENCODING": coding},
+            stdout=subprocess.PIPE, check=True)
+        found = {tag.text for tag in ET.fromstring(printed.stdout).iter(f"{{{NAMESPACE}}}JobName")}
+        assert found == {*names.values()}, coding
 
 
 def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:

@@ -147,14 +147,26 @@ def test_a_socket_answers_its_owner_alone(cluster: LocalCluster, tmp_path: Path)
 
 
 def test_the_file_goes_with_its_writer(cluster: LocalCluster, tmp_path: Path) -> None:
-    file = tmp_path / "tangram.prom"
-    writer = exporter("-o", str(file), "-i", "60")
+    file, link = tmp_path / "tangram.prom", tmp_path / "link"
+    link.symlink_to(file)
+    writer = exporter("-o", str(link), "-i", "60")
     try:
         until(file.exists, writer)
     finally:
         writer.terminate()
         writer.communicate(timeout=30)
-    assert writer.returncode == 143 and not list(tmp_path.iterdir())
+    assert writer.returncode == 143 and list(tmp_path.iterdir()) == [link] and link.is_symlink()
+
+
+def test_a_pipe_stays_when_its_writer_ends(cluster: LocalCluster, tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    writer = exporter("-o", str(pipe), "-i", "60")
+    try:
+        assert "tangram_cpus_held" in samples(pipe.read_text())
+    finally:
+        writer.terminate()
+        writer.communicate(timeout=30)
+    assert writer.returncode == 143 and pipe.is_fifo()
 
 
 class Ended:

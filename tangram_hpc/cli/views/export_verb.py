@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -107,7 +109,20 @@ def _go_on(args: argparse.Namespace, metrics: Any) -> None:
         print(f"tangram: the job has ended ({error})", file=sys.stderr)
     finally:
         if args.output is not None:  # figures of a job that is over would stay for ever
-            args.output.unlink(missing_ok=True)
+            _take_away(args.output)
+
+
+def _take_away(path: Path) -> None:
+    """Removes the file that was written, or empties it where it may not be removed. A device or a
+    pipe stays, and so does a symbolic link to the file.
+    """
+    path = path.resolve()
+    if path.is_file():
+        try:
+            path.unlink()
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.truncate(path, 0)
 
 
 def _grafana(args: argparse.Namespace) -> int:
@@ -178,23 +193,18 @@ def _usage(args: argparse.Namespace) -> int:
 
 def _write(path: Path | None, text: str) -> None:
     """Prints a text, or replaces a file by it in one step, so that no reader sees a part of it."""
-    from ...atomic_file import replace_file
-    from ...errors import InvalidInput
-
-    if path is None:
-        sys.stdout.write(text)
-        return
-    try:
-        replace_file(path, text, mode=0o644)  # node_exporter reads it as another user
-    except OSError as error:
-        raise InvalidInput(f"--output {path}: {error.strerror}") from None
+    with _file(path) as file:
+        file.write(text)
 
 
 @contextlib.contextmanager
 def _file(path: Path | None) -> Iterator[IO[str]]:
     """Stdout, or a file that is written as the records are read, and is complete when it appears.
+    Both are UTF-8, as the readers of these formats expect, whatever the locale is.
     """
     if path is None:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")
         yield sys.stdout
         return
     with _replaced(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
