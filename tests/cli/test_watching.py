@@ -26,6 +26,7 @@ import pytest
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.cli import main
+from tangram_hpc.cli.views import info_verb
 
 TANGRAM = [sys.executable, "-m", "tangram_hpc"]
 HOSTILE = "tool\x1b[31m\n\u202e"  # a name that could change a terminal, a line, or the direction
@@ -166,6 +167,21 @@ def test_info_prints_nodes_as_sinfo_does(job: dict[str, Any], capsys: Any) -> No
     state, _ = printed(capsys, "info", "-o", "State,CPUS,Reason", "--noheader")
     assert state[0].split() == ["UP", "2", "none"]
     assert main(["info", "-o", "Colour"]) == 2
+
+
+def test_a_long_name_is_apart_from_the_figure_behind_it(job: dict[str, Any], capsys: Any) -> None:
+    name = "openai-chat-gpt-4"
+    job["cluster"].register_endpoint(name, concurrency=16)
+    node = {"networks": (), "image_root": "", "untrusted": (), "gpus": 1, "devices": "2 of 8",
+            "name": "ip-172-31-20-102", "state": "UP", "component": "", "cpus": 2, "cpus_free": 2,
+            "sessions": 0, "enforcement": "cgroup", "why_not_open": ""}
+    lines, _ = printed(capsys, "info")
+    assert [line.split()[1:3] for line in lines if name in line] == [[name, "0/16"]]
+    ask = job["cluster"].ask
+    info_verb._print_job({**ask("info"), **ask("nodes"), "nodes": [node]})
+    found = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["ip-172-31-20-102", "UP"] in [words[:2] for words in found]
+    assert ["DEVICES", "ip-172-31-20-102", "2", "of", "8"] in found
 
 
 def test_a_view_is_printed_again_until_it_is_interrupted(job: dict[str, Any]) -> None:

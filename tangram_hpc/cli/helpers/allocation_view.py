@@ -27,7 +27,7 @@ def elastic_lines(answer: dict[str, Any], brief: bool = False) -> list[str]:
         if not (brief and e["own"]):
             found.append(_allocation(e))
     for s in answer["left_alone"]:
-        found.append(f"REFUSED  {s['name']:<12}{s['rejections']} requests in a row; the next one "
+        found.append(f"REFUSED  {s['name']:<11} {s['rejections']} requests in a row; the next one "
                      f"not before {s['for_s']:.0f} s: {s['why']}")
     decisions = answer["decisions"][-_BRIEF:] if brief else answer["decisions"]
     return found + [f"DECIDED  {d['ago_s']:8.1f} s ago  {d['what']}" for d in decisions]
@@ -52,5 +52,5 @@ def _allocation(e: dict[str, Any]) -> str:
     where = ",".join(e["nodes"]) or (e["slurm_reason"] and f"waits: {e['slurm_reason']}") or "-"
     idle = f"  idle {e['idle_s']:.0f} s" if e["idle_s"] else ""
     why = f"  ({e['why']})" if e["why"] else ""
-    return (f"ALLOC    {e['job'] or '-':<12}{e['state']:<9}{name:<16}{where:<20}"
+    return (f"ALLOC    {e['job'] or '-':<11} {e['state']:<8} {name:<15} {where:<19} "
             f"{e['for_s']:8.1f} s{idle}{why}")

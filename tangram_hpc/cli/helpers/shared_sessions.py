@@ -12,8 +12,8 @@ def shared_line(session: dict[str, Any]) -> str:
         return f"{client['client']} ({client['name']}){holds}"
 
     gone = ", which is gone" if session["owner_gone"] else ""
-    line = (f"{session['id']:<12}{session['name']:<20}{session['state']:<10}"
-            f"{session['node'] or '-':<16}client {name(session['owner'])}{gone}  attached: "
+    line = (f"{session['id']:<11} {session['name']:<19} {session['state']:<9} "
+            f"{session['node'] or '-':<15} client {name(session['owner'])}{gone}  attached: "
             + (", ".join(map(name, session["attached"])) or "none"))
     if session["ttl_left_s"] is not None:
         line += f"  ends in {session['ttl_left_s']:.0f} s"

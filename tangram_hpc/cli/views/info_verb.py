@@ -129,13 +129,13 @@ def _print_job(answer: dict[str, Any]) -> None:
     for n in answer["nodes"]:
         lent = f"{n['cpus'] - n['cpus_free']}/{n['cpus']}" if n["state"] == "UP" else "-"
         guards = ", ".join(map(_with_root(n), n["untrusted"])) or "none"
-        print(f"{n['name']:<16}{n['state']:<10}{n['component']:<12}{lent:>9}{n['gpus']:>6}"
-              f"{n['sessions']:>10}  {n['enforcement']:<13}{guards}")
+        print(f"{n['name']:<15} {n['state']:<9} {n['component']:<11} {lent:>9}{n['gpus']:>6}"
+              f"{n['sessions']:>10}  {n['enforcement']:<12} {guards}")
     for line in network_lines(answer["nodes"]):
         print(line)
     for n in answer["nodes"]:
         if n["gpus"]:
-            print(f"DEVICES  {n['name']:<16}{n['devices']}")
+            print(f"DEVICES  {n['name']:<15} {n['devices']}")
 
 
 def network_lines(nodes: list[dict[str, Any]]) -> list[str]:
@@ -158,7 +158,7 @@ def tenant_lines(tenants: list[dict[str, Any]]) -> list[str]:
     lines = []
     for t in tenants:
         limits = ",".join(f"{name}={most}" for name, most in t["grp_tres"].items())
-        lines.append(f"TENANT   {t['name']:<16}shares {t['shares']} ({t['norm_shares']:.1%})"
+        lines.append(f"TENANT   {t['name']:<15} shares {t['shares']} ({t['norm_shares']:.1%})"
                      f"{'  priority ' + str(t['priority']) if t['priority'] else ''}"
                      f"  {t['cpus']} CPUs  {t['gpus']} GPUs  {t['mem_mib']} MiB lent  "
                      f"{t['waiting']} waiting  {t['clients']} clients"
@@ -170,17 +170,17 @@ def _print_resources(answer: dict[str, Any]) -> None:
     """Prints the services, rollout pools and endpoints."""
     for s in answer["services"]:
         where = ", ".join(s["stands_on"]) or "parked"
-        print(f"SERVICE  {s['name']:<16}{s['backend']:<10}{where}  restore {s['restore_s']:.2f} s"
+        print(f"SERVICE  {s['name']:<15} {s['backend']:<9} {where}  restore {s['restore_s']:.2f} s"
               f"  {s['parked_mib']} MiB parked")
     for pool in answer["rollouts"]:
         for line in pool_lines(pool):
             print(line)
     for name, why in answer["rollouts_unsaved"].items():
-        print(f"ROLLOUTS {name:<16}the prefix tree of this pool was not saved: {why}")
+        print(f"ROLLOUTS {name:<15} the prefix tree of this pool was not saved: {why}")
     for e in answer["endpoints"]:
         rate = f"{e['rate_now']:g}/{e['rate']:g} a second" if e["rate"] else "any rate"
         closed = f"  throttled for {e['throttled_s']:.1f} s" if e["throttled_s"] else ""
-        print(f"ENDPOINT {e['name']:<16}{e['inside']}/{e['concurrency_now']} calls in flight "
+        print(f"ENDPOINT {e['name']:<15} {e['inside']}/{e['concurrency_now']} calls in flight "
               f"(quota {e['concurrency']})  {rate}  {e['waiting']} waiting  {e['calls']} calls  "
               f"cost {e['cost']:g}{closed}")
 
@@ -192,12 +192,12 @@ def _print_sessions(answer: dict[str, Any]) -> None:
     if len(answer["shared_sessions"]) > _SHARED_MAX:
         print(f"... and {len(answer['shared_sessions']) - _SHARED_MAX} more shared sessions")
     for p in answer["pending"][:20]:
-        print(f"PENDING  {p['id']:<12}{p['name']:<20}{p['waited_s']:8.1f} s  {p['reason']}")
+        print(f"PENDING  {p['id']:<11} {p['name']:<19} {p['waited_s']:8.1f} s  {p['reason']}")
     if len(answer["pending"]) > 20:
         more = len(answer["pending"]) - 20 + answer.get("pending_more", 0)
         print(f"... and {more} more")
     for s in answer["pending_sessions"][:20]:
-        print(f"SESSION  {s['id']:<12}{s['name']:<20}{s['waited_s']:8.1f} s  {s['reason']} "
+        print(f"SESSION  {s['id']:<11} {s['name']:<19} {s['waited_s']:8.1f} s  {s['reason']} "
               f"({s['mem_mib']} MiB)")
     if len(answer["pending_sessions"]) > 20:
         more = len(answer["pending_sessions"]) - 20 + answer.get("pending_sessions_more", 0)
@@ -219,7 +219,7 @@ def pool_lines(pool: dict[str, Any]) -> list[str]:
              "- (no trajectory has ended)")
     left = (f"{share('moved')} ({share('moved_context')} of context)" if pool["moved"] is not None
             else "- (no second turn was routed)")
-    found = [f"ROLLOUTS {pool['name']:<16}{pool['trajectories']} trajectories  {pool['waiting']} "
+    found = [f"ROLLOUTS {pool['name']:<15} {pool['trajectories']} trajectories  {pool['waiting']} "
              f"turns waiting  {pool['turns']} routed  right bucket {right}  moved away from their "
              f"KV {left}"]
     for s in pool["services"]:
@@ -228,7 +228,7 @@ def pool_lines(pool: dict[str, Any]) -> list[str]:
         load = f"{s['load']}/{s['running_max']}+{s['queue_max']}" if s["stands"] else (
             f"fails, will be tried again in {s['closed_s']:.0f} s" if s["closed_s"] else
             "is on no GPU")
-        found.append(f"  bucket {s['bucket']}  {upto:<26}{s['name']:<16}degree {s['degree']}  "
+        found.append(f"  bucket {s['bucket']}  {upto:<25} {s['name']:<15} degree {s['degree']}  "
                      f"{load}")
     return found
 
