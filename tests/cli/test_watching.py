@@ -216,13 +216,14 @@ def test_top_shows_what_ended(job: dict[str, Any]) -> None:
 
 
 @contextmanager
-def terminal(command: list[str]) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+def terminal(command: list[str], term: str = "xterm-256color"
+             ) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     """A command on a terminal of 80 x 24, whose other end this is."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
     ran = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs,
-                           env=env | {"TERM": "xterm-256color"}, start_new_session=True)
+                           env=env | {"TERM": term}, start_new_session=True)
     os.close(theirs)
     try:
         yield ours, ran
@@ -256,6 +257,13 @@ def test_top_fits_a_terminal_and_q_ends_it(job: dict[str, Any]) -> None:
     assert len(plain) <= 24 and max(len(line.rstrip("\r")) for line in plain) <= 80
     assert any("6 wait: Resources 5" in line for line in plain)
     assert "tool\\x1b[31m" in "\n".join(plain) and b"\x1b[31m\n" not in seen
+
+
+def test_top_prints_plain_frames_on_a_terminal_without_a_cursor(job: dict[str, Any]) -> None:
+    with terminal([*TANGRAM, "top", "-d", "0.2", "-n", "2"], "dumb") as (ours, ran):
+        seen = read_until(ours, b"tangram top - job", 2)
+        assert ran.wait(30) == 0
+    assert seen.count(b"tangram top - job") == 2 and b"\x1b" not in seen
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -1,7 +1,8 @@
 """`tangram top`: shows live what a job does, as top shows a machine. It changes nothing.
 
-On a terminal the package Rich draws the frames. Elsewhere, or with -b, the same frames are printed
-one after the other as plain text, for which Rich is not needed.
+On a terminal the package Rich draws the frames. Elsewhere, with -b, and on a terminal that cannot
+move its cursor, the same frames are printed one after the other as plain text, for which Rich is
+not needed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from .top_frame import Line, frame
 if TYPE_CHECKING:
     from ...client.client import Client
 
+_CANNOT_MOVE = ("dumb", "unknown")  # values of TERM with which Rich draws nothing at all
 _QUIT = (b"q", b"Q", b"\x1b", b"")  # the last one is the end of stdin
 
 
@@ -52,7 +54,8 @@ def go(args: argparse.Namespace) -> int:
 
     if args.iterations < 0:
         raise InvalidInput(f"--iterations: {args.iterations} is below 0")
-    plain = args.batch or not sys.stdout.isatty()
+    plain = (args.batch or not sys.stdout.isatty()
+             or os.environ.get("TERM", "").lower() in _CANNOT_MOVE)
     live = None if plain else _rich()
     with running_job.connect_to(args.named or args.job, "tangram top") as client:
         if plain:
