@@ -14,12 +14,14 @@ from helpers.builders import World
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.broker.queries.explain import explain
+from tangram_hpc.broker.queries.wait_reasons import WaitReasons
 from tangram_hpc.cli.views.explain_verb import lines
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev
-from tangram_hpc.domain.action import Profile
+from tangram_hpc.domain.action import Action, Kind, Profile
 from tangram_hpc.domain.ids import show
 from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.service import ServiceSpec
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.scheduler.forecast import OPEN_MAX, forecast
@@ -124,6 +126,33 @@ def test_explain_tells_the_reason_the_actions_ahead_and_the_holders_of_the_units
     assert explain(world.scheduler, world.now, show(first))["state"] == "FAILED"
     for wrong in ("nonsense", "1.99", "-1.2", show(others[0]) + ".1"):
         assert "error" in explain(world.scheduler, world.now, wrong)
+
+
+def test_explain_names_only_nodes_that_could_run_the_action() -> None:
+    world = World("fcfs:4")
+    small, drained, big = (world.node(cpus, gpus=1, component=name, complete=False)
+                           for cpus, name in ((2, "small"), (8, "drained"), (8, "big")))
+    on = {world.submit(1, component=name): node for node, name in
+          ((small, "small"), (drained, "drained"), (big, "big"))}
+    world.plan()
+    world.happen(ev.NodeDraining(world.now, drained, "the admin"))
+    world.happen(ev.ServiceDeclared(world.now, ServiceSpec("judge", node="n3", gpus=(0,))))
+    wide, there = world.submit(8), world.submit(8, component="big")
+    for action in (wide, there):
+        told = explain(world.scheduler, world.now, show(action))
+        assert told["reason"] == "Resources"
+        assert [held["id"] for held in told["held_by"]] == [
+            show(action) for action, node in on.items() if node == big], "the others never can"
+    world.happen(ev.NodeLost(world.now, big, "its machine is gone"))
+    call = Action(world.id(), "judge", Kind.CALL, key="service:judge")
+    world.happen(ev.ActionSubmitted(world.now, call))
+    narrow = world.submit(2, component="small")
+    for action in (wide, there, call.id, narrow):
+        told = explain(world.scheduler, world.now, show(action))
+        wanted = "Resources" if action == narrow else "ReqNodeNotAvail"
+        assert told["reason"] == wanted, show(action)
+    assert WaitReasons(world.scheduler, world.now).counts() == {
+        "Resources": 1, "ReqNodeNotAvail": 3}
 
 
 def test_explain_states_an_interval_of_what_was_learned_and_none_of_what_is_unknown() -> None:

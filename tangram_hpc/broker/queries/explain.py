@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from ...domain.action import Kind
 from ...domain.ids import client_of, parse, show
-from ...domain.isolation import guards_without_image
 from ...domain.states import ENDED, ActionState, SessionState
 from ...scheduler.forecast import expected_end, forecast, source
 from ...scheduler.intervals import LEVEL, Interval, end_interval, start_interval
 from ...scheduler.placement.eligible_nodes import eligible_nodes, session_reason
-from ...scheduler.policy.admission import ending_reason, reason
+from ...scheduler.policy.admission import could_run, ending_reason, reason
 from ...scheduler.scheduler import Scheduler
 from ...scheduler.state.ledger import ActionEntry, LeaseEntry, SessionEntry
-from ...scheduler.state.queue import ActionShape, pool_of
+from ...scheduler.state.queue import pool_of
 from ...scheduler.state.tenant_use import MEMORY
 from .rollouts_view import turn_view
 from .status import shared_session
@@ -169,20 +169,17 @@ def _ahead(scheduler: Scheduler, entry: ActionEntry, now: int) -> list[ActionEnt
 def _holders(scheduler: Scheduler, entry: ActionEntry, now: int) -> list[dict[str, Any]]:
     """Returns the leases on units that the action could run on, ordered by their expected end."""
     ledger, action = scheduler.ledger, entry.action
-    session = ledger.sessions.get(action.session)
-    home = session.node if session is not None else 0
-    shape = (ledger.ready.shape_of(action.id) if action.id in ledger.ready else
-             ActionShape(action.key, action.degrees, 0, 0, action.component, home, 0))
     found: list[tuple[float, int, dict[str, Any]]] = []
     for lease in ledger.leases.values():
         if lease.action not in ledger.actions:
             continue  # it has ended and is forgotten, while its node still cleans up
         node, of = ledger.place(lease.node), ledger.actions[lease.action].action
-        same = pool_of(of.key, of.degrees[-1]) == pool_of(action.key, action.degrees[-1])
-        if not same or shape.node not in (0, lease.node) or (
-                not node.spec.serves(shape.component)) or (
-                shape.guarded and not guards_without_image(node.spec.untrusted)):
+        if pool_of(of.key, of.degrees[-1]) != pool_of(action.key, action.degrees[-1]):
             continue
+        if action.kind is not Kind.GRANT and not could_run(ledger, node, action):
+            continue
+        if node.draining and not action.session:
+            continue  # nothing new is lent there
         if action.id not in ledger.ready and lease.session != action.session:
             continue  # the action waits for its own session, not for units
         end = expected_end(ledger, lease, now)

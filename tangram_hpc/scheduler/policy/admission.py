@@ -259,7 +259,8 @@ def reason(ledger: Ledger, entry: ActionEntry, reserve: int, now: int) -> str:
         return "SessionBusy"
     if ending_reason(ledger, entry, now):
         return "AllocationEnds"
-    if not ledger.up_nodes() and entry.action.kind is not Kind.GRANT:
+    if entry.action.kind is not Kind.GRANT and not any(
+            could_run(ledger, n, entry.action) for n in ledger.up_nodes()):
         return "ReqNodeNotAvail"
     if why := limit_reason(ledger, entry.action):
         return why
@@ -359,6 +360,16 @@ def _holds(n: NodeEntry, action: Action, cpus: int) -> bool:
             and action.gpus <= len(n.gpus.units)
             and n.spec.serves(action.component)
             and (not action.guarded or guards_without_image(n.spec.untrusted)))
+
+
+def could_run(ledger: Ledger, n: NodeEntry, action: Action) -> bool:
+    """Whether a node could run an action if it lent nothing else, whatever the node's state is."""
+    session = ledger.sessions.get(action.session)
+    if session is not None:
+        return n.node == session.node
+    service, least = ledger.services.get(service_of(action.key)), action.degrees[0]
+    return (_holds(n, action, least if action.key == "cpu" else 0)
+            and (service is None or has_block_for((n,), service, least)))
 
 
 def has_block_for(nodes: Iterable[NodeEntry], service: ServiceSpec, size: int) -> bool:
