@@ -53,8 +53,9 @@ class Registration:
                  send_to_client: Callable[..., None]) -> None:
         self._scheduler, self._trees, self._timer, self._now = scheduler, trees, timer, now
         self._record_event, self._send_to_client = record_event, send_to_client
-        # For each pool whose trees were read: how many of its trajectories had ended at the last
-        # save.
+        self._read: set[str] = set()  # pools whose trees were read since this broker started
+        # For each pool with trees: how many of its trajectories had ended when it was declared or
+        # saved last. A pool of an earlier start of the broker has no entry before its first save.
         self._saved: dict[str, int] = {}
         self._stopped = False
 
@@ -139,9 +140,9 @@ class Registration:
         if why:
             return why
         prior = None
-        if told.tree and self._trees is not None and told.name not in self._saved:
+        if told.tree and self._trees is not None and told.name not in self._read:
             pools = self._scheduler.ledger.rollouts
-            for other in self._saved:
+            for other in self._read:
                 if pools[other].spec.tree == told.tree:  # they would replace each other's file
                     return (f"rollouts {told.name}: tree: pool {other!r} keeps its own in "
                             f"{told.tree}; name another folder")
@@ -153,6 +154,7 @@ class Registration:
             self._record_event(event)
         if prior is not None:
             self._record_event(prior)
+            self._read.add(told.name)
             self._saved[told.name] = self._scheduler.ledger.rollouts[told.name].counts.ended
         return ""
 
@@ -178,9 +180,17 @@ class Registration:
             self._timer.after(max(_SAVE_S, 100 * took_s), self._save_and_rearm)
 
     def _save(self) -> None:
-        """Saves the trees of the pools in which a trajectory has ended since the last save."""
-        for name, saved in self._saved.items():
-            pool = self._scheduler.ledger.rollouts[name]
-            if self._trees is not None and pool.counts.ended != saved:
-                self._trees.save(pool.spec.tree, pool.lesson)
-                self._saved[name] = pool.counts.ended
+        """Saves the trees of the pools in which a trajectory has ended since the last save, also of
+        those that an earlier start of the broker declared: its clients do not declare them again.
+        """
+        if self._trees is None:
+            return
+        pools = self._scheduler.ledger.rollouts
+        taken = {pools[name].spec.tree for name in self._read}
+        for name, pool in pools.items():
+            tree, ended = pool.spec.tree, pool.counts.ended
+            if not tree or ended == self._saved.get(name):
+                continue
+            if name in self._read or tree not in taken:  # no two pools write one file
+                self._trees.save(tree, pool.lesson)
+                self._saved[name] = ended

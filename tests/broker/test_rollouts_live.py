@@ -267,6 +267,20 @@ def test_learned_lengths_reach_the_next_job_and_routes_reach_accounting(tmp_path
 
 
 @pytest.mark.long
+def test_a_pool_is_saved_after_its_broker_was_started_again(tmp_path: Path) -> None:
+    with LocalCluster(cpus=1, devices="fake:3", home=tmp_path) as one:
+        for name in ("s0", "s1", "big"):
+            one.register_service(name, FAKE)
+        one.register_rollouts("p", {**POOL, "tree": str(tmp_path / "trees")})
+        one._children[0].kill()
+        for n in range(3):
+            turn(one, "p", f"t{n}", 0)
+            one.trajectory_ended("p", f"t{n}", 300, epoch=0)
+        one.ask("info")
+    [file] = (tmp_path / "trees").iterdir()
+    assert load(file).plain() != CausalTree(load(file).shape).plain()
+
+
 def test_a_turn_with_a_name_outlives_its_broker(tmp_path: Path) -> None:
     first = LocalCluster(cpus=1, devices="fake:3", home=tmp_path)
     first.start()
