@@ -38,7 +38,7 @@ def a_job(home: Path, name: str) -> Path:
 def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
     """Folders that may be neither listed nor entered, whoever runs the test."""
     shut: list[Path] = []
-    real_stat, real_list, real_scan = os.stat, os.listdir, os.scandir
+    real_stat, real_list, real_scan, real_glob = os.stat, os.listdir, os.scandir, Path.glob
 
     def refuse(path: object, itself: bool) -> None:
         if isinstance(path, str | os.PathLike):
@@ -58,6 +58,11 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
         refuse(path, itself=True)
         return real_scan(path)  # type: ignore[call-overload]
 
+    def glob(self: Path, pattern: str) -> Iterator[Path]:
+        # from Python 3.13 on it keeps a `scandir` of its own; it passes over what it may not list
+        return iter(()) if self in shut else real_glob(self, pattern)
+
+    monkeypatch.setattr(Path, "glob", glob)
     monkeypatch.setattr(os, "stat", stat)
     monkeypatch.setattr(os, "listdir", listdir)
     monkeypatch.setattr(os, "scandir", scandir)

@@ -15,7 +15,6 @@ import glob
 import os
 import pwd
 import sys
-import sysconfig
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
@@ -108,6 +107,8 @@ def _python() -> list[str]:
     links = [link for link in _links(sys.executable) if not refusal(link)]
     if not any(refusal(prefix) for prefix in prefixes):
         return list(dict.fromkeys([*prefixes, *links]))
+    import sysconfig  # only here: from Python 3.12 on it brings `threading` into the fork server
+
     good = [prefix for prefix in prefixes if not refusal(prefix)]
     parts = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     library = sysconfig.get_config_var("LIBDIR")
