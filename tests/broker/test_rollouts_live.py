@@ -281,6 +281,7 @@ def test_a_pool_is_saved_after_its_broker_was_started_again(tmp_path: Path) -> N
     assert load(file).plain() != CausalTree(load(file).shape).plain()
 
 
+@pytest.mark.long
 def test_a_turn_with_a_name_outlives_its_broker(tmp_path: Path) -> None:
     first = LocalCluster(cpus=1, devices="fake:3", home=tmp_path)
     first.start()
