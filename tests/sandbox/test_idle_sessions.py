@@ -117,6 +117,21 @@ def test_an_action_that_is_stopped_takes_along_what_it_started_and_nothing_earli
     arena.settles(before)
 
 
+def test_a_cancellation_that_comes_too_late_ends_nothing_that_the_action_left(
+        arena: Arena) -> None:
+    before = arena.photo()
+    session = arena.open(background="run")
+    lease = arena.rig.begin(ExecCall(shell=f"{LOOP}; echo 1 >done"), Kind.EXEC, session=session)
+    arena.rig.until(lambda: ("started", lease) in arena.rig.events)
+    time.sleep(1)  # the action ends, and nobody reads that
+    arena.rig.executor.kill(lease, ActionState.CANCELLED, "")
+    assert arena.rig.end(lease)[0].state is ActionState.COMPLETED
+    assert arena.rig.shell("true", session=session)[0].state is ActionState.COMPLETED
+    assert len(background(arena, session)) == 3
+    arena.close(session)
+    arena.settles(before)
+
+
 def test_a_session_outlives_its_init_a_bounded_number_of_times(arena: Arena) -> None:
     before = arena.photo()
     session, other = arena.open(), arena.open()

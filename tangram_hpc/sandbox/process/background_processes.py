@@ -14,6 +14,7 @@ import select
 import time
 from collections.abc import Iterable
 
+from ...domain.states import ActionState
 from ...protocol.process_frames import KillCommand
 from ..shells.shells import SparingProcesses
 from .leased_background import LeasedBackground, Unstoppable
@@ -73,13 +74,14 @@ class BackgroundProcesses:
         self._there, self._due = False, 0
 
     def end(self, order: KillCommand) -> None:
-        """Ends a lease of the processes. If the lease is that of the action which ended last, kills
-        what the action left: the worker knows that the kernel has ended it for its memory.
+        """Ends a lease of the processes. If the lease is that of the action which ended last, and
+        the worker knows that the kernel has ended it for its memory, kills what the action left. An
+        order for another reason came too late to stop that action.
 
         Raises:
             Unstoppable: only ending the init helps.
         """
-        if order.lease != self._left_by:
+        if order.lease != self._left_by or order.state is not ActionState.OUT_OF_MEMORY:
             return self.leased.end(order)
         until = time.monotonic_ns() + _END_NS
         try:
