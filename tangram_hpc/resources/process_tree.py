@@ -62,6 +62,13 @@ def state(pid: int) -> str:
     return chr(text[text.rindex(b")") + 2]) if text else "X"
 
 
+def ended(pid: int) -> bool:
+    """Whether a process has ended, also if nobody has waited for it. A process whose first thread
+    has ended is shown as "Z" too, but lives on with its other threads.
+    """
+    return state(pid) in "ZX" and len(threads(pid)) < 2
+
+
 def parent_and_start(pid: int) -> tuple[int, int]:
     """The parent of a process, and when it started in clock ticks since boot; (0, 0) when it is
     gone. A process id and its start together name one process for good.

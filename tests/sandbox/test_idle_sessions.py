@@ -5,7 +5,9 @@ init, what a copy holds, and who gives way when memory runs out.
 from __future__ import annotations
 
 import os
+import platform
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ from tangram_hpc.domain.states import ActionState
 from tangram_hpc.protocol.payload import ExecCall, ShellCall
 from tangram_hpc.resources import memory, process_tree
 
+_EXIT = 60 if platform.machine() == "x86_64" else 93  # the system call that ends one thread
 LOOP = "for n in 1 2 3; do (setsid sh -c 'while :; do :; done' &) ; done"
 
 
@@ -113,6 +116,31 @@ def test_an_action_that_is_stopped_takes_along_what_it_started_and_nothing_earli
     assert counted.state is ActionState.COMPLETED
     first, last = map(int, back.stdout.split())
     assert last > first > 0, "the server stands still beside a later action"
+    arena.close(session)
+    arena.settles(before)
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_process_whose_first_thread_has_ended_ends_with_its_stopped_action(
+        arena: Arena, earlier: bool) -> None:
+    """The kernel shows such a process as a zombie, while its other threads run on."""
+    before = arena.photo()
+    session = arena.open(background="run")
+    if earlier:
+        arena.rig.shell("sleep 4242 >/dev/null 2>&1 &", session=session)
+    code = ("import os, threading, time, ctypes\n"
+            "def write():\n"
+            " while True: time.sleep(0.02); open('alive', 'a').write('x')\n"
+            "if os.fork() == 0:\n"
+            " os.setsid(); threading.Thread(target=write).start()\n"
+            f" ctypes.CDLL(None).syscall({_EXIT})\n"
+            "time.sleep(100)")
+    outcome, _ = arena.rig.exec(sys.executable, "-c", code, session=session,
+                                timeout_ns=1_500_000_000)
+    assert outcome.state is ActionState.TIMEOUT
+    _, back = arena.rig.shell("wc -c <alive; sleep 0.5; wc -c <alive", session=session)
+    first, last = map(int, back.stdout.split())
+    assert last == first > 0
     arena.close(session)
     arena.settles(before)
 

@@ -219,7 +219,7 @@ class SparingProcesses:
         if not self._earlier and not self._shells:
             return self._processes.stop()
         for _ in range(_PASSES):
-            awake = [pid for pid in self._latest() if process_tree.state(pid) not in "Tt"]
+            awake = [pid for pid in self._latest() if process_tree.state(pid) not in "TtZX"]
             if not awake:
                 return
             self._processes.signal(awake, signal.SIGSTOP)
@@ -253,7 +253,7 @@ class SparingProcesses:
     def _others(self) -> list[int]:
         shells = self._shells.inside()
         return [pid for pid in self._processes.pids()
-                if pid not in shells and process_tree.state(pid) not in "ZX"]
+                if pid not in shells and not process_tree.ended(pid)]
 
     def stop(self) -> None:
         """See `SandboxProcesses`. Shells are stopped too."""
