@@ -70,14 +70,18 @@ def ended(pid: int) -> bool:
 
 
 def parent_and_start(pid: int) -> tuple[int, int]:
-    """The parent of a process, and when it started in clock ticks since boot; (0, 0) when it is
-    gone. A process id and its start together name one process for good.
+    """The parent of a process, and when it started, see `ticks_since_boot`; (0, 0) when it is gone.
     """
     text = read(f"/proc/{pid}/stat")
     if not text:
         return 0, 0
     fields = text[text.rindex(b")") + 2 :].split()
     return int(fields[1]), int(fields[19])
+
+
+def ticks_since_boot() -> int:
+    """The time now in the clock ticks in which /proc says when a process started."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // _TICK_NS
 
 
 def thread_state(pid: int, tid: int) -> str:

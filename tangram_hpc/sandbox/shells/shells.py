@@ -185,13 +185,15 @@ class SparingProcesses:
     """The processes of one sandbox, of which the shells are neither killed nor counted as left.
 
     Attributes:
-        _earlier: the processes that were there when the latest command began, and when each of
-            them started: a process id may be given out again.
+        _earlier: the processes that were there when the latest command began.
+        _began: when it began, in clock ticks since boot. A process that started later has a process
+            id that was given out again.
     """
 
     def __init__(self, processes: SandboxProcesses, shells: Shells) -> None:
         self._processes, self._shells = processes, shells
-        self._earlier: dict[int, int] = {}
+        self._earlier = frozenset[int]()
+        self._began = 0
 
     def pids(self) -> list[int]:
         """See `SandboxProcesses`. The shells are among them, as they use memory too."""
@@ -210,9 +212,11 @@ class SparingProcesses:
         self._processes.signal(self._others(), signal.SIGKILL)
 
     def command_begins(self, pids: frozenset[int]) -> None:
-        """Notes the processes that are there before a command starts its own."""
-        begun = {pid: process_tree.parent_and_start(pid)[1] for pid in pids - self._shells.inside()}
-        self._earlier = {pid: start for pid, start in begun.items() if start}
+        """Notes the processes that are there before a command starts its own. Reads nothing of
+        them, since most commands are not stopped.
+        """
+        self._earlier = pids - self._shells.inside()
+        self._began = process_tree.ticks_since_boot()
 
     def stop_latest(self) -> None:
         """Stops what the latest command has started; see `kill_latest`."""
@@ -243,8 +247,8 @@ class SparingProcesses:
     def _latest(self) -> list[int]:
         others = self._others()
         about = {pid: process_tree.parent_and_start(pid) for pid in others}
-        spared, found = set[int](), {pid for pid, start in self._earlier.items()
-                                     if pid in about and about[pid][1] == start}
+        spared, found = set[int](), {pid for pid, (_, start) in about.items()
+                                     if pid in self._earlier and start <= self._began}
         while found:
             spared |= found
             found = {pid for pid, (parent, _) in about.items() if parent in found} - spared
