@@ -280,8 +280,11 @@ def _run(fds: list[int], is_script: bool, words: list[str], argv: list[str],
             os.setsid()
         _place(fds, [0, 1, 2, *kept])
         _show(words)
-        for stream, at in ((sys.stdout, 1), (sys.stderr, 2)):
-            stream.reconfigure(line_buffering=at == 2 or os.isatty(at))  # type: ignore[union-attr]
+        # new ones: a stream remembers of its descriptor whether that can seek, as the server's can
+        sys.stdout, sys.stderr = (
+            os.fdopen(at, "w", 1 if at == 2 or os.isatty(at) else -1, stream.encoding,
+                      stream.errors, closefd=False)
+            for stream, at in ((sys.stdout, 1), (sys.stderr, 2)))
         os.chdir(folder)
         os.environ.clear()
         os.environ.update(environ)
