@@ -87,14 +87,14 @@ def test_a_signal_before_the_time_limit_ends_the_job_in_order(site: Site) -> Non
 
 
 @pytest.mark.parametrize(("key", "value", "said"), [
-    ("placer", "fastest", "config field `placer`"), ("setup", "true", "`setup`"),
+    ("broker_options", "--placer fastest", "config field `placer`"), ("setup", "true", "`setup`"),
     ("trainer", "<TRAINER>", "<TRAINER>")])
 def test_a_job_that_cannot_start_names_the_reason(
         site: Site, key: str, value: str, said: str) -> None:
     keys = {"trainer": "true", key: value}
     job = site.sbatch(f"bad_{key}", keys.pop("trainer"), strict=False, **keys)
     lines = [line for line in site.finish(f"bad_{key}", job).splitlines() if "tangram" in line]
-    assert said in lines[0] and len(lines) == 1 + (key == "placer"), lines
+    assert said in lines[0] and len(lines) == 1 + (key == "broker_options"), lines
     site.until(lambda: site.components(job)[:1] == ["FAILED|2:0"], "sacct to say the end", 60,
                lambda: str(site.components(job)))
     assert not site.left_behind()
