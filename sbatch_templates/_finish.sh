@@ -46,7 +46,7 @@ finish() {
     fi
     if [ -n "$ranks" ] && kill -0 "$ranks" 2>/dev/null; then
         if [ -s "$step" ]; then          # SIGTERM to the ranks, and time to end; srun would kill them at once
-            # While a later job waits in the queue, scancel of Slurm 22.05 signals a step twice, and so would end a trainer that
+            # While a later job waits in the queue, scancel (seen: 22.05, 24.11) signals a step twice, and so would end a trainer that
             # is saving. It asks before each signal: yes, then no. Without --ctld it also fails for nodes without this step.
             { echo y; yes n; } 2>/dev/null |
                 scancel --quiet --ctld --interactive --signal=TERM "$trainer_job.$(cat "$step")" > /dev/null
