@@ -31,6 +31,7 @@ _CUT, _END = "\x1f", "\x1e"  # separate fields and rows: no name or comment cont
 _FORMAT = ",".join(f"{field}:0{_CUT}" for field in _FIELDS) + _END
 _EPOCH = {"SLURM_TIME_FORMAT": "%s"}
 _NOTHING = ("", "(null)", "None", "N/A", "Unknown", "NONE")
+_YEAR_NS = 365 * 86_400 * 10**9  # the end that Slurm itself gives a job without a time limit
 
 
 class Commands:
@@ -245,11 +246,12 @@ def _view(row: Mapping[str, str]) -> JobView | None:
             return None
         leader = _number(row["HetJobID"])
         nodes = expand(_text(row["NodeList"]))
+        starts = _stamp(row["StartTime"])
+        ends = starts + _YEAR_NS if row["EndTime"] == "NONE" else _stamp(row["EndTime"])
         return JobView(
             leader or int(row["JobID"]), _number(row["HetJobOffset"]) if leader else -1,
             row["State"], _text(row["Reason"]), row["Name"], row["Partition"], nodes,
-            _stamp(row["StartTime"]), _stamp(row["EndTime"]), _number(row["RestartCnt"]),
-            _text(row["Comment"]))
+            starts, ends, _number(row["RestartCnt"]), _text(row["Comment"]))
     except (KeyError, ValueError) as error:
         raise SlurmRejected(f"squeue: a row that is not understood ({error}): "
                             f"{list(row.values())[:3]}") from None

@@ -1,0 +1,41 @@
+"""The adapter over Slurm's commands, with fake commands: what their output means. The real ones are
+in test_slurm_port.py."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from tangram_hpc.slurm.commands import Commands
+
+YEAR_S = 365 * 86_400
+SQUEUE = """#!/bin/sh
+row() {{
+    printf "%s\037" "$1" {uid} 0 0 RUNNING None name cpu n1 "$2" "$3" 0 "(null)" "$1"
+    printf "\036\n"
+}}
+row 7 1970-01-01T00:01:40 1970-01-01T00:05:00
+row 8 1970-01-01T00:01:40 NONE
+"""
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return Commands({"PATH": os.environ["PATH"]}, deadline_s=0.5)
+
+
+def write(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(text)
+    (folder / name).chmod(0o755)
+
+
+def test_a_job_without_a_time_limit_ends_in_a_year(tmp_path: Path, commands: Commands) -> None:
+    """As slurmctld counts it. An end that is not known would leave the node with its earlier one,
+    where `scontrol update TimeLimit=UNLIMITED` lifted the limit."""
+    write(tmp_path, "squeue", SQUEUE.format(uid=os.geteuid()))
+    rows = asyncio.run(commands.query([7, 8], ()))
+    assert [(row.job, row.end_ns // 10**9) for row in rows] == [(7, 300), (8, 100 + YEAR_S)]
