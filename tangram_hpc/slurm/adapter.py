@@ -63,13 +63,17 @@ class SlurmAdapter(Protocol):
         ...
 
 
-def failure(text: str) -> SlurmFailure:
+def failure(text: str, by: str = "") -> SlurmFailure:
     """Returns the failure that an error message of Slurm stands for.
 
     A message that is not in the tables counts as a rejection: a person sees a rejection, and a call
     is never repeated in vain.
+
+    Args:
+        text: the message.
+        by: the part of it that decides, where other parts are a site's own words.
     """
-    low = text.lower()
+    low = (by or text).lower()
     if any(part in low for part in _AWAY):
         return SlurmTransient(text)
     if any(part in low for part in _LATE):

@@ -202,16 +202,21 @@ class Commands:
                              ) from None
         except OSError as error:
             raise SlurmTransient(f"{argv[0]}: {error.strerror}") from None
+        out, err = bytearray(), bytearray()
         try:
-            out, err = await asyncio.wait_for(child.communicate(stdin), self._deadline_s)
+            await asyncio.wait_for(_talk(child, stdin, out, err), self._deadline_s)
         except asyncio.TimeoutError:
-            raise SlurmTransient(f"{argv[0]}: no answer in {self._deadline_s:g} s", unsure=True
-                              ) from None
+            # sbatch repeats for two minutes what a full job table refuses, and says so at once
+            said = "; ".join(["", *_errors(argv[0], err)])
+            raise SlurmTransient(f"{argv[0]}: no answer in {self._deadline_s:g} s{said}",
+                                 unsure=True) from None
         finally:
             await _end(child)
         if child.returncode:
-            raise failure(_last(argv[0], err) or _last(argv[0], out)
-                          or f"{argv[0]}: exit status {child.returncode}")
+            errors = _errors(argv[0], err) or _errors(argv[0], out)
+            if not errors:
+                raise SlurmRejected(f"{argv[0]}: exit status {child.returncode}")
+            raise failure(f"{argv[0]}: {'; '.join(errors)}", by=errors[-1])
         return out.decode(errors="replace")
 
 
@@ -223,13 +228,35 @@ async def _end(child: asyncio.subprocess.Process) -> None:
         await asyncio.shield(child.wait())
 
 
-def _last(command: str, text: bytes) -> str:
-    """Returns the last line of an output as `COMMAND: TEXT`, without the word "error:"."""
+async def _talk(child: asyncio.subprocess.Process, stdin: bytes, out: bytearray, err: bytearray
+                ) -> None:
+    """Writes a command's standard input and reads what it writes, until it ends. What was read
+    stays in `out` and `err` if this is cancelled.
+    """
+    async def read(stream: asyncio.StreamReader | None, into: bytearray) -> None:
+        assert stream is not None
+        while part := await stream.read(1 << 16):
+            into += part
+
+    assert child.stdin is not None
+    with suppress(BrokenPipeError, ConnectionResetError):  # a command that did not read it
+        child.stdin.write(stdin)
+        await child.stdin.drain()
+    child.stdin.close()
+    await asyncio.gather(read(child.stdout, out), read(child.stderr, err))
+    await child.wait()
+
+
+def _errors(command: str, text: bytes | bytearray) -> list[str]:
+    """Returns what a command says of its failure: all of its lines `COMMAND: error: TEXT`, or else
+    its last line.
+
+    sbatch names the limit, or the site's own words for a refusal, in lines before its last one.
+    """
     lines = [line.strip() for line in text.decode(errors="replace").splitlines() if line.strip()]
-    if not lines:
-        return ""
-    said = lines[-1].removeprefix(f"{command}:").strip().removeprefix("error:").strip()
-    return f"{command}: {said}"
+    start = f"{command}: error:"
+    errors = [line.removeprefix(start).strip() for line in lines if line.startswith(start)]
+    return errors or [line.removeprefix(f"{command}:").strip() for line in lines[-1:]]
 
 
 # ---- what squeue writes --------------------------------------------------------------------------

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tangram_hpc.domain.slurm import JobOrder
+from tangram_hpc.ports import SlurmRejected, SlurmTransient
 from tangram_hpc.slurm.commands import Commands
 
 YEAR_S = 365 * 86_400
@@ -19,6 +21,17 @@ row() {{
 }}
 row 7 1970-01-01T00:01:40 1970-01-01T00:05:00
 row 8 1970-01-01T00:01:40 NONE
+"""
+LIMIT = """#!/bin/sh
+echo "sbatch: lua: looking at the job" >&2
+echo "sbatch: error: project ml-17 is temporarily out of GPU hours" >&2
+echo "sbatch: error: QOSMaxSubmitJobPerUserLimit" >&2
+echo "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy" >&2
+exit 1
+"""
+FULL = """#!/bin/sh
+echo "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying" >&2
+exec sleep 100
 """
 
 
@@ -39,3 +52,23 @@ def test_a_job_without_a_time_limit_ends_in_a_year(tmp_path: Path, commands: Com
     write(tmp_path, "squeue", SQUEUE.format(uid=os.geteuid()))
     rows = asyncio.run(commands.query([7, 8], ()))
     assert [(row.job, row.end_ns // 10**9) for row in rows] == [(7, 300), (8, 100 + YEAR_S)]
+
+
+def test_a_refusal_has_all_that_slurm_said_of_it(tmp_path: Path, commands: Commands) -> None:
+    """The limit, or the words of a site's job_submit plugin, come before the last line. Whether the
+    call may be repeated is told by the last line alone."""
+    write(tmp_path, "sbatch", LIMIT)
+    with pytest.raises(SlurmRejected) as told:
+        asyncio.run(commands.submit(JobOrder("#!/bin/sh\n")))
+    assert str(told.value) == (
+        "sbatch: project ml-17 is temporarily out of GPU hours; QOSMaxSubmitJobPerUserLimit; "
+        "Batch job submission failed: Job violates accounting/QOS policy")
+
+
+def test_a_late_command_tells_what_it_waits_for(tmp_path: Path, commands: Commands) -> None:
+    """sbatch repeats for two minutes what slurmctld refuses because it has MaxJobCount jobs."""
+    write(tmp_path, "sbatch", FULL)
+    with pytest.raises(SlurmTransient) as told:
+        asyncio.run(commands.submit(JobOrder("#!/bin/sh\n")))
+    assert told.value.unsure and str(told.value) == (
+        "sbatch: no answer in 0.5 s; Slurm temporarily unable to accept job, sleeping and retrying")
