@@ -603,9 +603,9 @@ class Slurm(Protocol):
     is passed to `then`, once, on the driver's own loop and never before the call has returned.
 
     One budget covers all calls, which are made one at a time. Queries are at least 30 s apart;
-    queries that are requested in between are made as one. Other calls are limited to a short burst
-    and then one in 30 s; further ones get SlurmTransient. After a failure no call is made for a
-    while, which doubles with each further failure.
+    queries that are requested in between are made as one. Submissions are limited to a short burst
+    and then one in 30 s, and each other call counts as one; further submissions get SlurmTransient.
+    After a failure no call is made for a while, which doubles with each further failure.
     """
 
     def submit(self, order: JobOrder, then: Callable[[int | SlurmFailure], None]) -> None:

@@ -21,7 +21,7 @@ class RpcLimits:
 
     Attributes:
         query_ns: least time between two queries, ns.
-        burst: how many other calls may be made at once.
+        burst: how many submissions may be made at once; each other call but a query counts as one.
         refill_ns: after a burst, one further call is allowed each `refill_ns` ns.
         first_ns: the pause after a first failure, ns; it doubles with each further failure.
         most_ns: the longest such pause, ns.
@@ -67,7 +67,7 @@ class Budget:
         self._queried_at = now
 
     def may_act_at(self, now: int) -> int:
-        """Returns the time from which a call other than a query may be made, epoch ns."""
+        """Returns the time from which a submission may be made, epoch ns."""
         room = (self.limits.burst - 1) * self.limits.refill_ns
         return max(self._full_at - room, self.closed_until)
 

@@ -1,9 +1,9 @@
 """The Slurm port: an adapter's calls under one broker's rate limit (serves `ports.Slurm`).
 
 Invariants: one call of Slurm is made at a time, by one task. Queries that wait for their time are
-merged into one. A call other than a query waits only for the calls in front of it; if the rate
-limit does not allow the call, its caller is told so at once and the call is not made. Each caller
-gets exactly one answer, on the event loop.
+merged into one. A call other than a query waits only for the calls in front of it; during a pause,
+or for a submission if the rate limit does not allow it, its caller is told so at once and the call
+is not made. Each caller gets exactly one answer, on the event loop.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class BudgetedSlurm:
 
     def cancel(self, jobs: Sequence[JobRef],
                then: Callable[[SlurmFailure | None], None]) -> None:
-        """Cancels jobs if the rate limit allows it now; see `ports.Slurm.cancel`."""
+        """Cancels jobs, except during a pause; see `ports.Slurm.cancel`."""
         asked = tuple(jobs)
         if not asked:
             self._loop.call_soon(then, None)
@@ -74,7 +74,7 @@ class BudgetedSlurm:
         self._act(_Call("cancels", lambda: self._adapter.cancel(asked), then))
 
     def comment(self, job: int, text: str, then: Callable[[SlurmFailure | None], None]) -> None:
-        """Sets a Comment if the rate limit allows it now; see `ports.Slurm.comment`."""
+        """Sets a Comment, except during a pause; see `ports.Slurm.comment`."""
         self._act(_Call("comments", lambda: self._adapter.comment(job, text), then))
 
     def query(self, jobs: Sequence[int],
@@ -116,9 +116,12 @@ class BudgetedSlurm:
     # ---- one call at a time ------------------------------------------------------------------
 
     def _act(self, call: _Call) -> None:
-        now = self._clock.now_ns()
-        if not self._refused(call.then, self._budget.may_act_at(now)):
-            self._budget.acted(now)
+        # Cancellations and Comments are as few as submissions, and what is not made at the broker's
+        # end is never made: its satellites would stay in the queue.
+        now, budget = self._clock.now_ns(), self._budget
+        at = budget.may_act_at(now) if call.kind == "submits" else budget.closed_until
+        if not self._refused(call.then, at):
+            budget.acted(now)
             self._waiting.append(call)
             self._go()
 

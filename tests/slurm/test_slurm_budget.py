@@ -203,6 +203,20 @@ def test_a_call_beyond_the_budget_is_transient_with_the_time_to_retry() -> None:
     play(scene, slow)
 
 
+def test_a_broker_that_used_its_budget_up_cancels_and_writes_its_comment() -> None:
+    """They are made once, at its end: a satellite that is not cancelled stays in Slurm's queue."""
+    async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
+        answers = [await reply(lambda then: slurm.submit(JobOrder("s"), then)) for _ in range(5)]
+        assert answers[:4] == [7] * 4 and isinstance(answers[4], SlurmTransient)
+        assert await reply(lambda then: slurm.cancel([JobRef(1)], then)) is None
+        assert await reply(lambda then: slurm.comment(1, "c", then)) is None
+        again = await reply(lambda then: slurm.submit(JobOrder("s"), then))
+        assert isinstance(again, SlurmTransient)
+        assert again.again_ns > answers[4].again_ns + 15 * S  # each counts as a submission
+        assert [what for what, _, _ in fake.made] == ["submit"] * 4 + ["cancel", "comment"]
+    play(scene, RpcLimits(burst=4, refill_ns=10 * S))
+
+
 def test_after_a_failure_slurm_is_not_called_for_a_while() -> None:
     async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
         fake.fails = SlurmTransient("no answer", unsure=True)
