@@ -31,6 +31,7 @@ from .journal_format import (
     encode_events,
     is_compressed,
     is_head,
+    is_newer,
     is_torn_magic,
     plain,
     version_of,
@@ -267,8 +268,9 @@ def _bodies(data: memoryview, path: Path) -> Iterator[memoryview]:
     version = version_of(data)
     if not version:
         read_too = ", ".join(map(str, READ_TOO))
+        remedy = "A later release wrote it: use that one" if is_newer(data) else remedy_of(path)
         raise InvalidInput(f"journal {path}: not a journal of version {read_too} or "
-                           f"{JOURNAL_VERSION}, by its first 8 bytes. {remedy_of(path)}")
+                           f"{JOURNAL_VERSION}, by its first 8 bytes. {remedy}")
     examine = look_unguarded if version == UNGUARDED else look
     for _, body in read_records(data, 8, f"journal {path}", remedy_of(path), examine):
         yield body

@@ -39,6 +39,7 @@ from .journal_format import (
     decode_head,
     is_compressed,
     is_head,
+    is_newer,
     is_torn_magic,
     plain,
     version_of,
@@ -353,7 +354,7 @@ def read_for_check(path: Path, folder: Path) -> JournalData:
     if not version:
         report.damaged_at = 0
         report.problem = "not a journal of a version that this release reads (first 8 bytes)"
-        report.other_release = _is_newer(data)
+        report.other_release = is_newer(data)
     elif report.damaged_at >= 0 and not report.problem:
         report.problem = _damage(found.salvage)
     hole = found.salvage.holes[0][0] if found.salvage.holes else len(data)
@@ -406,11 +407,6 @@ def _goes_on_compressed(data: bytes) -> bool:
     with suppress(zlib.error):
         return found is Found.WHOLE and zlib.decompress(body)[:6] == MAGIC[:6]
     return False
-
-
-def _is_newer(data: bytes) -> bool:
-    """Returns whether a magic is that of a later version; far later ones are damage."""
-    return (data[:6], data[7:8]) == (MAGIC[:6], MAGIC[7:]) and 0 < data[6] - MAGIC[6] < 8
 
 
 def _damage(found: Salvage) -> str:

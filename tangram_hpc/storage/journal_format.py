@@ -59,6 +59,12 @@ def version_of(data: Buffer) -> int:
     return magic[6] if magic[6] in (*READ_TOO, JOURNAL_VERSION) else 0
 
 
+def is_newer(data: Buffer) -> bool:
+    """Returns whether a magic is that of a later version; far later ones are damage."""
+    magic = bytes(data[:8])
+    return (magic[:6], magic[7:]) == (MAGIC[:6], MAGIC[7:]) and 0 < magic[6] - MAGIC[6] < 8
+
+
 def is_torn_magic(data: Buffer) -> bool:
     """Returns whether the data is the beginning of a magic, and nothing else."""
     magic = bytes(data[:8])

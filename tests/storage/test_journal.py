@@ -14,6 +14,7 @@ import pytest
 
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action
+from tangram_hpc.domain.event import JOURNAL_VERSION
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.storage.journal import FileJournal, read_journal
@@ -155,3 +156,20 @@ def test_a_full_disk_ends_the_broker_with_one_line(tmp_path: Path) -> None:
                           timeout=60, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
     assert "No space left on device" in done.stderr and "make room" in done.stderr
+
+
+@pytest.mark.parametrize(("version", "said", "unsaid"), [
+    (JOURNAL_VERSION + 1, "A later release wrote it: use that one", "journal repair"),
+    (JOURNAL_VERSION + 90, "journal repair", "later release")], ids=["later", "damaged"])
+def test_a_journal_of_a_later_release_names_a_remedy_that_helps(
+        tmp_path: Path, version: int, said: str, unsaid: str) -> None:
+    """A repair refuses such a journal, as after a requeue with an older release."""
+    path = tmp_path / "job" / "journal"
+    path.parent.mkdir()
+    write(path, [events(3)])
+    data = bytearray(path.read_bytes())
+    data[6] = version
+    path.write_bytes(data)
+    with pytest.raises(InvalidInput) as told:
+        list(read_journal(path))
+    assert said in str(told.value) and unsaid not in str(told.value)
