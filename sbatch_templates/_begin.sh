@@ -87,6 +87,7 @@ umask 077
 export SLURM_EXPORT_ENV=ALL                             # overrides any --export of the submission
 if [ -z "${SLURM_JOB_END_TIME:-}" ]; then               # an older Slurm does not set this variable
     ends=$(SLURM_TIME_FORMAT=standard squeue -h -j "$slurm_job" -o %e 2>/dev/null | sed -n 1p) || ends=""
+    [ "$ends" != NONE ] || ends="+365 days"              # no limit: a year, as Slurm counts it and a newer one sets
     ends=$(date -d "${ends:-unknown}" +%s 2>/dev/null) || ends=""
     export SLURM_JOB_END_TIME="$ends" tangram_asked_end=yes
 fi

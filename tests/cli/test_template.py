@@ -668,7 +668,7 @@ OUTER = {"SLURM_HET_SIZE": "3", "SLURM_JOB_ID_HET_GROUP_0": "5", "SLURM_JOB_ID_H
          "SLURM_MEM_PER_CPU": "100", "SLURM_THREADS_PER_CORE": "1"}
 SQUEUE = """\
 #!/bin/bash
-[ "$SLURM_TIME_FORMAT" = standard ] && echo 2096-10-02T07:06:40
+[ "$SLURM_TIME_FORMAT" = standard ] && echo "${SQUEUE_ENDS:-2096-10-02T07:06:40}"
 """
 
 
@@ -694,6 +694,14 @@ def test_what_another_job_left_in_the_environment_is_dropped(pretence: Pretence)
         "SLURM_RESTART_COUNT": "0", "SLURM_JOB_END_TIME": "4000000000", "tangram_asked_end": "yes",
         "SLURM_STEP_ID": "5"}
     assert not list(pretence.folder.glob("*.2.out"))
+
+
+def test_a_job_without_a_time_limit_has_an_end_that_slurm_is_asked_for_again(pretence: Pretence
+                                                                             ) -> None:
+    """The broker asks Slurm only for ends that it was told; a limit may be set while it runs."""
+    told = told_of_another_job(pretence, SQUEUE_ENDS="NONE", SLURM_JOB_END_TIME="",
+                               SLURM_HET_SIZE="")
+    assert 364 * 86_400 < int(told["SLURM_JOB_END_TIME"]) - time.time() < 366 * 86_400
 
 
 def test_what_the_user_and_this_job_set_is_kept(pretence: Pretence) -> None:
