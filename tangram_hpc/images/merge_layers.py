@@ -5,7 +5,9 @@ several images share is on the disk and in the page cache once, and every backen
 as it is. A file is copied where the file system allows no more links.
 
 Layers lie one on the other as an overlay shows them: a directory over a directory is both, anything
-else replaces what is below it.
+else replaces what is below it. A directory that a layer has without an entry of its own replaces no
+link: `bin/tool` of a layer goes through the link `bin -> usr/bin` of a lower one, as it does with
+other programs that unpack images.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ import os
 import shutil
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from .confined_tree import FOLDER, remove_below
+from .confined_tree import FOLDER, ConfinedTree, parts_of, remove_below
 from .image_errors import ImageRefused, of_os_error
 from .unpack_layer import LayerNotes
 
@@ -36,10 +39,10 @@ def merge_layers(layers: Sequence[UnpackedLayer], root: str) -> None:
     """Fills an empty folder with the layers, the lowest first.
 
     Raises:
-        ImageRefused: a hard link of a layer has no target.
+        ImageRefused: a hard link of a layer has no target, or a path leads out through a link.
         ImageUnavailable: the disk is full or fails.
     """
-    top = os.open(root, FOLDER)
+    top, tree = os.open(root, FOLDER), ConfinedTree(root)
     try:
         for layer in layers:
             for path in layer.notes.emptied:
@@ -48,18 +51,19 @@ def merge_layers(layers: Sequence[UnpackedLayer], root: str) -> None:
                 _remove(path, top)
             source = os.open(layer.folder, FOLDER)
             try:
-                _lay(source, top, "", frozenset(layer.notes.implied))
+                _lay(source, top, "", frozenset(layer.notes.implied), tree)
             finally:
                 os.close(source)
             for path, target in layer.notes.late_links:
-                _late_link(path, target, top)
+                _late_link(path, target, tree)
     except OSError as error:
         raise of_os_error(f"its layers cannot be merged at {error.filename!r}", error) from None
     finally:
+        tree.close()
         os.close(top)
 
 
-def _lay(source: int, target: int, path: str, implied: frozenset[str]) -> None:
+def _lay(source: int, target: int, path: str, implied: frozenset[str], tree: ConfinedTree) -> None:
     """Lays one open directory of a layer over another one.
 
     Args:
@@ -67,14 +71,24 @@ def _lay(source: int, target: int, path: str, implied: frozenset[str]) -> None:
         target: the other directory.
         path: what stands before the names in the directory: its path and a slash, or nothing.
         implied: the directories of the layer that have no entry of their own.
+        tree: the root, for links that are followed.
     """
     with os.scandir(source) as entries:
         for entry in entries:
             name = entry.name
             if entry.is_dir(follow_symlinks=False):
-                about = entry.stat(follow_symlinks=False)
-                _make_folder(name, target, None if f"{path}{name}" in implied else about)
-                _lay_folder(name, source, target, f"{path}{name}/", implied)
+                below = os.open(name, FOLDER, dir_fd=source)
+                try:
+                    if f"{path}{name}" in implied:
+                        there = _implied_folder(name, target, f"{path}{name}", tree)
+                    else:
+                        there = _make_folder(name, target, os.fstat(below))
+                    try:
+                        _lay(below, there, f"{path}{name}/", implied, tree)
+                    finally:
+                        os.close(there)
+                finally:
+                    os.close(below)
                 continue
             try:
                 _link(name, source, name, target)
@@ -83,9 +97,9 @@ def _lay(source: int, target: int, path: str, implied: frozenset[str]) -> None:
                 _link(name, source, name, target)
 
 
-def _make_folder(name: str, target: int, about: os.stat_result | None) -> None:
-    """Makes a directory, with the owner and mode that `about` has. If it is None, a directory that
-    is there stays as it is."""
+def _make_folder(name: str, target: int, about: os.stat_result | None) -> int:
+    """Makes a directory, with the owner and mode that `about` has, and opens it. If `about` is
+    None, a directory that is there stays as it is."""
     try:
         os.mkdir(name, 0o755, dir_fd=target)
     except FileExistsError:
@@ -95,18 +109,24 @@ def _make_folder(name: str, target: int, about: os.stat_result | None) -> None:
     if about is not None:
         _give(os.open(name, FOLDER, dir_fd=target), about)
         os.chmod(name, stat.S_IMODE(about.st_mode), dir_fd=target)
+    return os.open(name, FOLDER, dir_fd=target)
 
 
-def _lay_folder(name: str, source: int, target: int, path: str, implied: frozenset[str]) -> None:
-    below = os.open(name, FOLDER, dir_fd=source)
+def _implied_folder(name: str, target: int, path: str, tree: ConfinedTree) -> int:
+    """Opens where the files of a directory without an entry of its own go: what is there if it is a
+    directory or a link, else a new directory."""
     try:
-        there = os.open(name, FOLDER, dir_fd=target)
-        try:
-            _lay(below, there, path, implied)
-        finally:
-            os.close(there)
-    finally:
-        os.close(below)
+        if stat.S_ISLNK(os.lstat(name, dir_fd=target).st_mode):
+            return _resolved(path, tree)
+    except FileNotFoundError:
+        pass
+    return _make_folder(name, target, None)
+
+
+def _resolved(path: str, tree: ConfinedTree) -> int:
+    """Opens a directory of the root; links are followed within the root. A missing one is made."""
+    tree.forget()  # a directory may have become something else since
+    return os.dup(tree.folder(parts_of(path)))
 
 
 def _give(fd: int, about: os.stat_result) -> None:
@@ -190,23 +210,19 @@ def _empty(path: str, top: int) -> None:
         os.close(found[0])
 
 
-def _late_link(path: str, target: str, top: int) -> None:
-    source, new = _parent(target, top), _parent(path, top)
+def _late_link(path: str, target: str, tree: ConfinedTree) -> None:
+    (from_folder, _, source), (into_folder, _, new) = target.rpartition("/"), path.rpartition("/")
+    from_fd, into_fd = _resolved(from_folder, tree), _resolved(into_folder, tree)
     try:
-        if source is None or new is None:
-            raise FileNotFoundError(errno.ENOENT, "no such file")
-        if stat.S_ISDIR(os.lstat(source[1], dir_fd=source[0]).st_mode):
+        if stat.S_ISDIR(os.lstat(source, dir_fd=from_fd).st_mode):
             raise ImageRefused(f"image: a layer has {path!r} as a hard link to the directory "
                                f"{target!r}")
-        try:
-            _clear(new[1], new[0])
-        except FileNotFoundError:
-            pass
-        _link(source[1], source[0], new[1], new[0])
+        with suppress(FileNotFoundError):
+            _clear(new, into_fd)
+        _link(source, from_fd, new, into_fd)
     except FileNotFoundError:
         raise ImageRefused(f"image: a layer has {path!r} as a hard link to {target!r}, which no "
                            "layer has") from None
     finally:
-        for found in (source, new):
-            if found is not None:
-                os.close(found[0])
+        os.close(from_fd)
+        os.close(into_fd)

@@ -95,6 +95,38 @@ def test_layers_that_two_images_share_are_there_once(tmp_path: Path) -> None:
     assert len(NodeStore(tmp_path / "store").layer_sizes()) == 3
 
 
+def test_files_of_a_layer_go_through_a_link_of_the_layer_below(tmp_path: Path) -> None:
+    layout = MadeImage([
+        tar_of(entry("usr/bin/sh", "1"), link("bin", "usr/bin"), link("lib", "/usr/lib"),
+               link("sbin", "bin"), link("lib64", "usr/lib64"), link("own", "usr/bin"),
+               entry("file", "1")),
+        # neither `bin` nor `lib` has an entry of its own, as in layers of Bazel
+        tar_of(entry("bin/tool", "2"), entry("bin/sub/x", "2"), entry("sbin/admin", "2"),
+               entry("lib64/ld.so", "2"), folder("own"), entry("own/x", "2"),
+               entry("file/x", "2")),
+        tar_of(hard_link("bin/late", "sbin/tool"), entry("lib/so", "3")),
+    ]).layout(tmp_path / "layout")
+    root = Path(get(tmp_path, f"oci:{layout}").folder)
+    assert tree(str(root / "usr")) == {
+        "bin": "/", "bin/sh": "1", "bin/tool": "2", "bin/sub": "/", "bin/sub/x": "2",
+        "bin/admin": "2", "bin/late": "2", "lib": "/", "lib/so": "3", "lib64": "/",
+        "lib64/ld.so": "2"}
+    assert [os.readlink(root / name) for name in ("bin", "lib", "sbin", "lib64")] == [
+        "usr/bin", "/usr/lib", "bin", "usr/lib64"]
+    assert tree(str(root / "own")) == {"x": "2"} and not (root / "own").is_symlink()
+    assert tree(str(root / "file")) == {"x": "2"}
+
+
+def test_files_of_a_layer_that_a_link_below_leads_out_are_refused(tmp_path: Path) -> None:
+    for target, why in (("../..", "leads out"), ("out", "a circle of links"),
+                        ("file", "leads through a file")):
+        layout = MadeImage([tar_of(link("out", target), entry("file")), tar_of(entry("out/x"))]
+                           ).layout(tmp_path / target.replace("/", "_"))
+        with pytest.raises(ImageRefused, match=why):
+            get(tmp_path, f"oci:{layout}")
+    assert not (tmp_path / "x").exists()
+
+
 def test_a_folder_without_an_entry_in_a_layer_keeps_the_mode_of_the_layer_below(
         tmp_path: Path) -> None:
     layout = MadeImage([
