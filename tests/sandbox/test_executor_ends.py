@@ -6,6 +6,7 @@ import asyncio
 import os
 import pickle
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from helpers.executor_rig import Rig, alive, until
 from helpers.ordinary_user import ordinary_user
 
 from tangram_hpc.domain.action import Kind
+from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.protocol.message import INLINE_MAX
 from tangram_hpc.protocol.payload import (
@@ -31,7 +33,7 @@ from tangram_hpc.protocol.payload import (
 from tangram_hpc.protocol.value import decode_value, encode_value
 from tangram_hpc.resources import memory, process_tree
 from tangram_hpc.resources.cpu import affinity
-from tangram_hpc.sandbox.files import scratch
+from tangram_hpc.sandbox.files import scratch, small_copy
 
 
 class Opaque:
@@ -173,6 +175,33 @@ def test_a_killed_init_fails_its_action_and_the_session_keeps_its_files(
             break
         rig.shell("kill -9 $PPID", session=1)
     assert "SIGKILL" in rig.down[1]
+
+
+def test_a_session_that_is_closed_while_its_files_are_copied_ends_at_once(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of an image or of an origin's files may take minutes, and nobody wants it any more."""
+    note, slow, programs = tmp_path / "pid", tmp_path / "slow", tmp_path / "bin"
+    programs.mkdir()
+    (programs / "cp").write_text(
+        f'#!/bin/sh\n[ -e {slow} ] || exec {shutil.which("cp")} "$@"\n'
+        f"echo $$ >{note}.new; mv {note}.new {note}; exec sleep 1000\n")
+    (programs / "cp").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    rig = Rig(tmp_path / "rig")
+    try:
+        rig.open(1, trusted=True)
+        rig.shell(f"seq {small_copy.ENTRIES_MAX + 1} | xargs touch", session=1)
+        slow.touch()
+        rig.loop.call_soon(rig.executor.open_session, SessionSpec(2, origin=1, trusted=True))
+        rig.until(note.exists)
+        rig.loop.call_soon(rig.executor.close_session, 2)
+        rig.until(lambda: 2 in rig.down)
+        assert rig.down[2] == ""
+        until(lambda: not alive(int(note.read_text())), "the copy has ended")
+        assert rig.shell("ls | wc -l", session=1)[1].stdout.split() == [b"65"]
+    finally:
+        rig.close()
+    assert rig.processes() == []
 
 
 def test_a_killed_fork_server_fails_running_actions_and_is_replaced(

@@ -248,8 +248,12 @@ class Sessions:
         session.copies.clear()
         if session.pulling:
             return self._end(session, "")
-        if session.up and session.process is not None:
-            self._shut(session.process)  # else as soon as its init is up or forked
+        if session.process is None:
+            return  # it ends as soon as its init is forked
+        if session.up:
+            self._shut(session.process)
+        else:  # its init may copy an image or an origin's files, which takes minutes
+            session.process.kill()
 
     def pack(self, number: int) -> None:
         """Takes a sandbox down and stores its files; `session_packed` or `session_down` follows.
