@@ -28,20 +28,26 @@ class PartialRead:
         path: the file.
         offset: the first byte.
         length: the most bytes; negative for all that follow.
-        ask: submits the next call, with which the given future ends.
+        ask: submits a call of this read, with which the given future ends; None for a new future.
+            It must not hold this read: a cycle would keep the content until a garbage collection.
     """
 
     def __init__(self, path: str, offset: int, length: int,
-                 ask: Callable[[pl.FileCall, Future], Future]) -> None:
+                 ask: Callable[[pl.FileCall, PartialRead, Future | None], Future]) -> None:
         self._path, self._ask = path, ask
         self._at, self._left = offset, length if length >= 0 else FILE_MAX
         self._whole = length < 0
         self._pieces: list[bytes] = []
         self._first: tuple[int, int] | None = None
 
-    def call(self) -> pl.FileCall:
-        """Returns the call that asks for the next part of the file."""
-        return pl.FileCall(self._path, offset=self._at, length=min(PART, self._left))
+    def ask_next(self, future: Future | None) -> Future:
+        """Submits the call that asks for the next part of the file.
+
+        Raises:
+            TangramError: it could not be submitted.
+        """
+        call = pl.FileCall(self._path, offset=self._at, length=min(PART, self._left))
+        return self._ask(call, self, future)
 
     def take(self, piece: pl.FileReturn, future: Future) -> bytes | None:
         """Takes an answer.
@@ -74,7 +80,7 @@ class PartialRead:
         self._left -= len(piece.data)
         if not piece.data or self._left <= 0 or self._at >= piece.size:
             return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-        self._ask(self.call(), future)
+        self.ask_next(future)
         return None
 
 

@@ -331,12 +331,11 @@ class Session:
         """
         first, most = span(offset, length)
 
-        def ask(call: pl.FileCall, future: Future | None) -> Future:
+        def ask(call: pl.FileCall, reader: PartialRead, future: Future | None) -> Future:
             return self._connection.submit(Kind.FILE, Options(), self._record, "read", call,
                                            reader=reader, future=future)
 
-        reader = PartialRead(_below(path), first, most, ask)
-        return ask(reader.call(), None)
+        return PartialRead(_below(path), first, most, ask).ask_next(None)
 
     def listing(self, path: str = "", depth: int = 0) -> Future:
         """Lists a folder and everything below it, or one file; returns at once.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import errno
+import gc
 import os
 import re
 import shutil
@@ -180,7 +181,7 @@ def test_a_command_returns_ten_mebibytes_of_output_or_its_tail(cluster: LocalClu
 
 def test_a_file_that_changes_while_it_is_read_fails_the_read() -> None:
     asked = []
-    read = PartialRead("f", 0, -1, lambda call, future: asked.append(call) or future)
+    read = PartialRead("f", 0, -1, lambda call, _, future: asked.append(call) or future)
     assert read.take(pl.FileReturn(b"1" * 10, 25, 7), Future(1, print)) is None
     assert read.take(pl.FileReturn(b"2" * 10, 25, 7), Future(1, print)) is None
     assert [call.offset for call in asked] == [10, 20]
@@ -189,10 +190,30 @@ def test_a_file_that_changes_while_it_is_read_fails_the_read() -> None:
     assert error.value.code == "EAGAIN"
     with pytest.raises(tangram_hpc.FileFailed, match="more than it was asked for"):
         PartialRead("f", 0, 4, print).take(pl.FileReturn(b"12345", 5, 7), Future(1, print))
-    whole = PartialRead("f", 0, 12, lambda call, future: future)
+    whole = PartialRead("f", 0, 12, lambda call, _, future: asked.append(call) or future)
     assert whole.take(pl.FileReturn(b"1" * 10, 25, 7), Future(1, print)) is None
-    assert whole.call().length == 2
+    assert asked[-1].length == 2
     assert whole.take(pl.FileReturn(b"2" * 2, 25, 7), Future(1, print)) == b"1" * 10 + b"22"
+
+
+def test_the_content_of_a_read_is_kept_by_its_reader_alone(cluster: LocalCluster) -> None:
+    """A cycle would keep it until a garbage collection, which a trainer may have switched off."""
+    def kept() -> int:
+        return sum(type(each) is PartialRead for each in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = kept()
+        with cluster.session() as s:
+            s.write("f", b"x" * (9 << 20)).result()
+            assert len(s.read("f").result()) == 9 << 20
+            assert s.read("f", 1, 3).result() == b"xxx"
+            with pytest.raises(tangram_hpc.FileMissing):
+                s.read("g").result()
+        until(lambda: kept() <= before, "no read is kept")
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("answer", [
@@ -200,7 +221,7 @@ def test_a_file_that_changes_while_it_is_read_fails_the_read() -> None:
 def test_an_answer_without_content_fails_only_its_read(answer: pl.Payload | None) -> None:
     """A hostile sandbox may answer what it likes; the client's thread must go on."""
     future = Future(1, print)
-    read = PartialRead("f", 0, -1, lambda call, future: future)
+    read = PartialRead("f", 0, -1, lambda call, _, future: future)
     action = make_action(1, Kind.FILE, Options(), 1, "read")
     done = ms.ActionResult(1, Outcome(tangram_hpc.ActionState.COMPLETED), "n", (), 1, 5, 6, 1)
     conclude(Pending(action, b"", future, False, 0, reader=read), done,
