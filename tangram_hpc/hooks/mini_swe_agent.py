@@ -138,6 +138,7 @@ class MiniSweEnvironment:
             Submitted: the command printed the line that ends the agent's work.
             InvalidInput: the environment was cleaned up.
             SessionLost: the session has ended, for example with its node.
+            KeyboardInterrupt: the wait was interrupted; the command is ended.
         """
         if self.session is None:
             raise InvalidInput("execute: the environment was cleaned up; make a new one")
@@ -150,9 +151,14 @@ class MiniSweEnvironment:
                                                  "surrogate pair, which UTF-8 cannot hold")
         # as with a terminal, the order of what goes to stdout and to stderr is kept
         words = ["/bin/sh", "-c", 'exec "$@" 2>&1', "sh", *self.config.interpreter, command]
-        result = self.session.exec(
+        running = self.session.exec(
             words, cwd=cwd or self.config.cwd, env=self._forwarded(), timeout=limit,
-            cpus=cpus_of(self.config.cpus), output_max=OUTPUT_MAX, keep="both").result()
+            cpus=cpus_of(self.config.cpus), output_max=OUTPUT_MAX, keep="both")
+        try:
+            result = running.result()
+        except KeyboardInterrupt:  # the interactive agent goes on after it
+            running.cancel()
+            raise
         output = result.text + stderr_of(result)
         if result.state is tangram_hpc.ActionState.TIMEOUT:
             return _failed("TimeoutExpired", f"the command timed out after {limit:g} seconds",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import json
+import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,18 @@ def test_a_command_over_its_time_limit_has_what_it_wrote_and_minus_1(cluster: Lo
     assert told["output"] == "begun\n" and told["returncode"] == -1
     assert "timed out after 3 seconds" in told["exception_info"]
     assert told["extra"]["exception_type"] == "TimeoutExpired"
+
+
+def test_an_interrupted_command_is_ended(cluster: LocalCluster) -> None:
+    """The interactive agent goes on after ^C; the next command must not wait for this one."""
+    environment = MiniSweEnvironment(interpreter=SHELL)
+    environment.execute({"command": "true"})
+    threading.Timer(0.5, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        environment.execute({"command": "sleep 5; touch went-on"}, timeout=60)
+    begun = time.monotonic()
+    assert environment.execute({"command": "ls"})["output"] == ""
+    assert time.monotonic() - begun < 4
 
 
 def test_variables_of_the_configuration_and_of_this_process_are_seen(
