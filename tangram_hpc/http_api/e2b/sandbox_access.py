@@ -2,6 +2,9 @@
 
 All sandboxes of a server have the same URL, so requests name the sandbox in a header. A signed URL
 of a file names no sandbox; its sandbox is the one with whose token it was signed.
+
+A header names the sandbox's port too. Only that of E2B's daemon is served, at which commands and
+files are; at another port an E2B template has a server of its own, such as Jupyter.
 """
 
 from __future__ import annotations
@@ -13,10 +16,11 @@ from starlette.responses import JSONResponse
 from starlette.types import Scope
 
 from .sandboxes import Sandbox, SandboxRegistry
-from .wire_errors import RpcError, gone_response
+from .wire_errors import ApiError, RpcError, gone_response
 
 PREFIXES = ("/process.Process/", "/filesystem.Filesystem/")
 PATHS = ("/files", "/health")
+DAEMON_PORT = "49983"
 VERBS = {"GET": "read", "HEAD": "read", "POST": "write"}
 _SIGNED = ("path", "username", "signature", "signature_expiration")
 
@@ -40,11 +44,13 @@ class SandboxAccess:
             scope: the ASGI scope of the request.
             headers: the request's headers, with lower-case names.
         """
-        path = scope["path"]
+        path, number = scope["path"], headers.get("e2b-sandbox-id", "")
+        port = headers.get("e2b-sandbox-port", DAEMON_PORT)
+        if number and port != DAEMON_PORT:
+            return await self._of_port(number, port)
         if not path.startswith(PREFIXES) and path not in PATHS:
             return None
         query = parse_qs(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
-        number, token = headers.get("e2b-sandbox-id", ""), headers.get("x-access-token", "")
         if "signature" in query and path == "/files":
             if any(len(query.get(name, ())) > 1 for name in _SIGNED):
                 return _refused("a signed URL names path, username and signature once")
@@ -54,9 +60,16 @@ class SandboxAccess:
         sandbox = await self._sandboxes.known(number)
         if sandbox is None:
             return gone_response(number[:40])
-        if not sandbox.accepts(token):
+        if not sandbox.accepts(headers.get("x-access-token", "")):
             return _refused("X-Access-Token is not that of the sandbox")
         return sandbox
+
+    async def _of_port(self, number: str, port: str) -> JSONResponse:
+        if await self._sandboxes.known(number) is None:
+            return gone_response(number[:40])
+        return ApiError(501, f"port {port:.5} of the sandbox: this server does not serve ports of "
+                             "sandboxes, and so no Jupyter (run_code of e2b-code-interpreter); run "
+                             "code by commands.run").response()
 
     def _signed(self, method: str, query: Mapping[str, str]) -> Sandbox | JSONResponse:
         verb = VERBS.get(method, "")
