@@ -153,8 +153,10 @@ class LocalCluster:
 
     def close(self) -> None:
         """Ends client, broker and workers in order. The journal stays for `tangram acct`. In the
-        child of a fork it does nothing, because all of it is the parent's."""
-        if self._is_copy():
+        child of a fork it does nothing, because all of it is the parent's; nor while Python
+        finalizes, because broker and workers then end with this process, and the threads that wait
+        for them stand still."""
+        if self._is_copy() or sys.is_finalizing():
             return
         _take_back(self)
         if self.http is not None:
@@ -203,8 +205,8 @@ class LocalCluster:
 
     def __exit__(self, *exc: object) -> None:
         client = self.client
-        if self._is_copy():
-            return
+        if self._is_copy() or sys.is_finalizing():
+            return self.close()
         if self.http is not None:
             self.http.close()  # before the broker: without one the server would wait for its return
         if client is not None and self._children and exc[0] is None:

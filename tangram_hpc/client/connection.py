@@ -20,6 +20,7 @@ import concurrent.futures
 import itertools
 import json
 import os
+import sys
 import threading
 import time
 import uuid
@@ -55,7 +56,7 @@ from .client_metrics import ActionWindows
 from .file_calls import PartialRead
 from .forked import end_copy, not_ours, watch_forks
 from .functions import FunctionCache, UploadedFunction
-from .future import Future
+from .future import Future, check_python_runs
 from .network.open_streams import LINK_LOST, OpenStreams, end_streams
 from .network.port_stream import PortStream
 from .request import Options, context_of, make_action, packed, seconds_of
@@ -427,7 +428,9 @@ class Connection:
 
     def close(self) -> None:
         """Says goodbye and waits for the thread; the broker cancels what is still open. A second
-        call does nothing."""
+        call does nothing, nor does one while Python finalizes, as the thread stands still then."""
+        if sys.is_finalizing():
+            return
         with self._lock:
             if self._closing:
                 return
@@ -466,6 +469,7 @@ class Connection:
 
     def _check_open(self) -> None:
         """Raises the error that ended this connection, if it has ended; lock held."""
+        check_python_runs()
         if self.failure is not None:
             raise self.failure
         if self._closing:

@@ -16,6 +16,7 @@ import concurrent.futures
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING
@@ -27,7 +28,7 @@ import msgspec
 from ..domain.ids import show
 from ..domain.rollouts import Routed
 from ..domain.states import ActionState
-from ..errors import ActionFailed, ActionOutOfMemory, ActionTimeout, InvalidInput
+from ..errors import ActionFailed, ActionOutOfMemory, ActionTimeout, ClientClosed, InvalidInput
 from ..protocol.input_flow import SIGNALS
 from ..protocol.message import ActionResult
 
@@ -214,7 +215,13 @@ class Future(concurrent.futures.Future[Any]):
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
-        """The lock that every method of the base class takes before it reads the state."""
+        """The lock that every method of the base class takes before it reads the state.
+
+        Raises:
+            ClientClosed: Python finalizes, and the future has not ended.
+        """
+        if not self.done():
+            check_python_runs()
         if self._made is None:
             with _gate:
                 if self._made is None:
@@ -321,6 +328,19 @@ class Future(concurrent.futures.Future[Any]):
         """
         if super().cancel():
             self.set_running_or_notify_cancel()
+
+
+def check_python_runs() -> None:
+    """Raises an error where a wait for a connection could not end. When Python finalizes, after the
+    functions of `atexit`, the connection's thread stands still, but finalizers and generators that
+    are closed then still run.
+
+    Raises:
+        ClientClosed: Python finalizes.
+    """
+    if sys.is_finalizing():
+        raise ClientClosed("Python is ending, so a client can neither submit nor wait; close what "
+                           "uses it before, in a with block or a function of atexit")
 
 
 def as_completed(futures: Iterable[Future], timeout: float | None = None) -> Iterator[Future]:

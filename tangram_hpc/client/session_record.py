@@ -17,6 +17,7 @@ from ..domain.session import SessionSpec, why_ended
 from ..errors import InfeasibleRequest, SessionLost, TangramError
 from ..protocol import message as ms
 from .forked import end_copy
+from .future import check_python_runs
 
 _T = TypeVar("_T")
 
@@ -31,6 +32,12 @@ class SessionFuture(concurrent.futures.Future[_T]):
     def cancel(self) -> bool:
         """Returns False: a session is ended by `Session.close`."""
         return False
+
+    def result(self, timeout: float | None = None) -> _T:
+        """As in the base class, but it raises `ClientClosed` rather than wait while Python ends."""
+        if not self.done():
+            check_python_runs()
+        return super().result(timeout)
 
     def __await__(self) -> Generator[None, None, _T]:
         return asyncio.wrap_future(self).__await__()
