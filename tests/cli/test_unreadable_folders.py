@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pathlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,9 +64,11 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
         return iter(()) if self in shut else real_glob(self, pattern)
 
     monkeypatch.setattr(Path, "glob", glob)
-    monkeypatch.setattr(os, "stat", stat)
-    monkeypatch.setattr(os, "listdir", listdir)
-    monkeypatch.setattr(os, "scandir", scandir)
+    # pathlib of Python 3.10 has its own names for the three
+    for place in (os, getattr(pathlib, "_normal_accessor", os)):
+        monkeypatch.setattr(place, "stat", stat)
+        monkeypatch.setattr(place, "listdir", listdir)
+        monkeypatch.setattr(place, "scandir", scandir)
     yield shut
     shut.clear()
 
