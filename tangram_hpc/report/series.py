@@ -65,7 +65,7 @@ def mean_level(spans: Iterable[tuple[int, int, float]], edges: FloatArray) -> Fl
         return np.asarray(sums[there] * edges - moments[there])
 
     total = area(rows[:, 0], rows[:, 2]) - area(rows[:, 1], rows[:, 2])
-    return np.maximum(0.0, np.diff(total) / np.diff(edges))
+    return np.asarray(np.maximum(0.0, np.diff(total) / np.diff(edges)))
 
 
 def peak(spans: Iterable[tuple[int, int, float]]) -> float:
@@ -83,7 +83,7 @@ def peak(spans: Iterable[tuple[int, int, float]]) -> float:
 def time_series(report: ReportedJob, bins: int = BINS) -> TimeSeries:
     """Returns the series of a whole job."""
     zero, until = report.since_ns, report.until_ns
-    edges = np.linspace(0, until - zero, bins + 1)
+    edges = np.linspace(0, until - zero, bins + 1, dtype=np.float64)
     waits, runs, cpus, gpus = (list[tuple[int, int, float]]() for _ in range(4))
     for record in report.records:
         for r, since, start, end in attempt_spans(record, until):
@@ -129,6 +129,6 @@ def part_histograms(report: ReportedJob, bins: int = 48
     rows = np.array([parts_ns(r) for r in report.ended], dtype=np.float64)
     rows = rows.reshape(-1, len(PARTS)) / SECOND
     top = max(1.0, float(rows.max(initial=0.0)))
-    edges = np.geomspace(1e-4, top * 1.001, bins + 1)
+    edges = np.geomspace(1e-4, top * 1.001, bins + 1, dtype=np.float64)
     return edges, [np.histogram(np.clip(rows[:, n], edges[0], None), edges)[0]
                    for n in range(len(PARTS))]

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 import tangram_hpc
 from tangram_hpc.training import (
@@ -56,13 +57,13 @@ class Adam:
         self._m: Any = 0.0
         self._v: Any = 0.0
 
-    def step(self, params: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+    def step(self, params: NDArray[Any], gradient: NDArray[Any]) -> NDArray[Any]:
         """Returns the next parameters."""
         self._t += 1
         self._m = 0.9 * self._m + 0.1 * gradient
         self._v = 0.99 * self._v + 0.01 * gradient**2
         m, v = self._m / (1 - 0.9**self._t), self._v / (1 - 0.99**self._t)
-        moved: np.ndarray = (params - self._lr * m / (np.sqrt(v) + 1e-8)).astype(params.dtype)
+        moved: NDArray[Any] = (params - self._lr * m / (np.sqrt(v) + 1e-8)).astype(params.dtype)
         return moved
 
 
@@ -158,7 +159,7 @@ class ReferenceTrainer:
         mine = [(n, prompt) for n, prompt in enumerate(every) if n % self._comm.size == rank]
         return self._rollouts.begin(step, mine, plan.base + max(0, step - plan.stale))
 
-    def _reduced(self, total: np.ndarray, more: list[float]) -> np.ndarray:
+    def _reduced(self, total: NDArray[Any], more: list[float]) -> NDArray[Any]:
         sums = np.concatenate([total.astype(np.float64), more])
         self._comm.Allreduce(sums.copy(), sums)
         return sums

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...app.system_clock import SystemClock
 from ...domain.hybrid import AnyOrder, StepPlan
@@ -162,7 +163,7 @@ class CoreTrainer:
         self._wait(self._comm.Ibcast(buffer, root=0))
         return unpack_plan(bytes(buffer))
 
-    def _agree(self, missing: list[int]) -> np.ndarray:
+    def _agree(self, missing: list[int]) -> NDArray[Any]:
         """Returns, for each replica, the number of ranks that lack its payload."""
         mine = np.zeros(self._replicas, dtype=np.int64)
         mine[missing] = 1
