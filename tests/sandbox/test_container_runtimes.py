@@ -102,6 +102,12 @@ def test_a_failed_probe_says_why() -> None:
     assert "bwrap: " in probe.probe(BWRAP, "", ["/usr"][:0], 10)
 
 
+def test_what_others_write_to_stderr_does_not_spoil_the_probe(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_PRELOAD", "/no/such/library.so")  # the loader warns at each start
+    assert probe.probe(BWRAP, "", READ, 10) == ""
+
+
 def test_a_probe_whose_worker_was_killed_before_it_began_makes_no_folder(tmp_path: Path) -> None:
     """Neither in the worker's folder nor, when that was removed, among temporary files."""
     worker, temporary = tmp_path / "worker", tmp_path / "temporary"

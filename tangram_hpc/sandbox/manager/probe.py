@@ -87,9 +87,11 @@ def examine(runtime: Runtime, image: str, read: Sequence[str], seconds: float, f
                               stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
         return RuntimeReport(f"{runtime.name} did not answer in {seconds:g} s")
-    lines = (done.stdout + done.stderr).strip().splitlines()
+    lines = done.stdout.strip().splitlines()
     if done.returncode:
+        lines += done.stderr.strip().splitlines()
         return RuntimeReport(lines[-1] if lines else f"{runtime.name} does not work")
+    # what stderr has then is not the probe's, such as the loader's warning about LD_PRELOAD
     return msgspec.json.decode(lines[-1], type=RuntimeReport) if lines else RuntimeReport()
 
 
