@@ -7,7 +7,6 @@ broker, which knows the service.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -17,7 +16,7 @@ from ..domain.rollouts import STEP_NS_MAX as _STEP_NS
 from ..domain.rollouts import TOKEN_NS_MAX as _TOKEN_NS
 from ..domain.rollouts import RolloutService, RolloutsSpec, wrong_number
 from ..errors import InvalidInput
-from .table_rules import SettingsTable, check_name, checked_table
+from .table_rules import SettingsTable, absolute_path, check_name, checked_table
 
 
 class Bucket(SettingsTable):
@@ -90,11 +89,7 @@ class RolloutPoolSettings(SettingsTable):
     @field_validator("tree")
     @classmethod
     def _absolute(cls, value: str) -> str:
-        path = os.path.expanduser(value)
-        if value and not os.path.isabs(path):
-            raise ValueError(f"{value!r} must be an absolute path: the broker has another working "
-                             "directory")
-        return path
+        return absolute_path(value, "the broker") if value else value
 
 
 Rollouts = RolloutPoolSettings  # the former name, an alias that the next release removes

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from ..domain.service import BLOCK_SIZES, ServiceSpec
 from ..errors import InvalidInput
 from .first_error import describe_first_error
-from .table_rules import SettingsTable, check_name
+from .table_rules import SettingsTable, absolute_path, check_name
 
 
 class Service(SettingsTable):
@@ -67,6 +67,13 @@ class TorchService(Service):
                                        "model is served; each batch runs on the newest")
     threads: int = Field(0, ge=0, le=1024, description="number of CPU threads; 0: the device's "
                                                        "fraction of the node's cores")
+
+    @field_validator("model", "fresh")
+    @classmethod
+    def _absolute(cls, value: str, info: ValidationInfo) -> str:
+        if info.field_name == "fresh" and not value:
+            return value
+        return absolute_path(value, "the service's process")
 
     def weights(self) -> int:
         """Returns `weights_mib`, or if that is 0 the size of the safetensors files in MiB."""

@@ -6,6 +6,7 @@ takes `cpus = true` for 1, and TOML knows `inf`, of which no duration or amount 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_args
 
@@ -32,6 +33,23 @@ class SettingsTable(BaseModel):
         if kinds & _NUMBERS and bool not in kinds and any(isinstance(one, bool) for one in given):
             raise ValueError("must be a number")
         return value
+
+
+def absolute_path(value: str, reader: str) -> str:
+    """Returns a path with the home folder in place of a leading `~`.
+
+    Args:
+        value: the path.
+        reader: the process that opens it in another working directory, such as `the broker`.
+
+    Raises:
+        ValueError: the path is relative, so that `reader` would look for it somewhere else.
+    """
+    path = os.path.expanduser(value)
+    if not os.path.isabs(path):
+        raise ValueError(f"{value!r} must be an absolute path: {reader} has another working "
+                         "directory")
+    return path
 
 
 def check_name(what: str, name: object) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tangram_hpc.app.worker import node_spec, pull_settings, sandbox_settings
 from tangram_hpc.config.allocations import elastic
 from tangram_hpc.config.rollouts import rollouts_spec
-from tangram_hpc.config.services import service_spec
+from tangram_hpc.config.services import options_of, service_spec
 from tangram_hpc.config.settings import load_config
 from tangram_hpc.config.tenants import tenant_spec
 from tangram_hpc.errors import InvalidInput
@@ -68,12 +68,24 @@ def test_a_wrong_setting_is_refused_in_one_line(
     (lambda: service_spec("rm", {"backend": "fake", "degrees": [True]}), "degrees: must be a numb"),
     (lambda: service_spec("rm", {"backend": "fake", "wake_s": inf}), "wake_s.*finite"),
     (lambda: service_spec("rm", {"backend": "fake", "restore_s": inf}), "restore_s.*finite"),
+    (lambda: service_spec("rm", {"backend": "torch", "model": "models/rm"}),
+     "service rm: model: 'models/rm' must be an absolute path: the service's process has another"),
+    (lambda: service_spec("rm", {"backend": "torch", "model": "/m", "fresh": "run/fresh"}),
+     "service rm: fresh: 'run/fresh' must be an absolute path"),
     (lambda: rollouts_spec(5, {}), "rollouts name: 5 must be one word"),  # type: ignore[arg-type]
 ])
 def test_a_table_with_a_wrong_name_or_number_is_refused_in_one_line(
         check: Callable[[], object], told: str) -> None:
     with pytest.raises(InvalidInput, match=told):
         check()
+
+
+def test_the_folders_of_a_service_may_begin_with_the_home_folder(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ann")
+    spec = service_spec("lm", {"backend": "torch", "model": "~/lm", "fresh": "~/fresh"})
+    options = options_of(spec)
+    assert (options.model, options.fresh) == ("/home/ann/lm", "/home/ann/fresh")
 
 
 def test_lists_come_from_the_environment_as_text(tmp_path: Path) -> None:
