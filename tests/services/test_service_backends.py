@@ -40,6 +40,7 @@ from tangram_hpc.ports import (
 from tangram_hpc.protocol import service_frames as frames
 from tangram_hpc.services.backend_registry import make_backend
 from tangram_hpc.services.fake import FakeBackend
+from tangram_hpc.services.processes import process
 from tangram_hpc.services.processes.process import ProcessBackend
 
 EVERY = pytest.mark.parametrize("adapter", ADAPTERS)
@@ -313,6 +314,29 @@ async def _refused(scratch: Path, **fields: Any) -> str:
         await copy.load()
     assert "\n" not in str(told.value)
     return str(told.value)
+
+
+def test_a_runner_that_exits_slowly_after_an_error_is_quoted_and_not_called_killed(
+        scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker ends such a runner itself; its signal would hide why the runner failed."""
+    (tmp_path / "slow_runner.py").write_text(
+        "import os, sys, time\n"
+        "print('Traceback\\nTypeError: a list', file=sys.stderr, flush=True)\n"
+        "os.close(int(sys.argv[1]))\n"
+        "time.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(process, "RUNNER", "slow_runner")
+    monkeypatch.setattr(process, "_EXIT_S", 0.1)
+    place = ServicePlace((0,), "cpu", str(scratch))
+
+    async def life() -> None:
+        load = frames.LoadModel("/m", "causal", "float32", 9, "cpu", 1, "")
+        with nothing_left(scratch), pytest.raises(ServiceDied) as told:
+            await ProcessBackend(load, place, 60.0).load()
+        assert str(told.value) == (
+            "its runner closed its socket and did not exit within 0.1 s: TypeError: a list")
+
+    asyncio.run(life())
 
 
 class TestRunner:

@@ -209,7 +209,7 @@ class ProcessBackend:
             remaining_s -= _REAP_S
             if remaining_s < 0:
                 self.kill()
-        self._ended = self._exit_reason(self._process.returncode)
+        self._ended = self._exit_reason(self._process.returncode, killed=remaining_s < 0)
         self._writer.transport.abort()
         with suppress(ConnectionError):
             await self._writer.wait_closed()
@@ -217,8 +217,9 @@ class ProcessBackend:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_exception(ServiceDied(self._ended))
 
-    def _exit_reason(self, status: int) -> str:
-        if status < 0:
+    def _exit_reason(self, status: int, killed: bool) -> str:
+        """Returns how the runner ended; `killed`: by this process, as it did not exit in time."""
+        if status < 0 and not killed:
             name = signal.Signals(-status).name if -status in set(signal.Signals) else "unknown"
             return f"its runner was ended by signal {-status} ({name})"
         assert self._log is not None
@@ -226,7 +227,9 @@ class ProcessBackend:
         self._log.seek(max(0, end - _TAIL))
         lines = self._log.read().decode(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return f"its runner exited with status {status}" + (f": {last}" if last else "")
+        how = (f"its runner closed its socket and did not exit within {_EXIT_S:g} s" if killed
+               else f"its runner exited with status {status}")
+        return how + (f": {last}" if last else "")
 
     def _remove_files(self) -> None:
         if self._log is not None:

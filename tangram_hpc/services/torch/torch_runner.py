@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+import traceback
 from typing import TYPE_CHECKING
 
 from ...protocol import service_frames as frames
@@ -95,5 +96,9 @@ def _receive(control: socket.socket, count: int) -> bytes:
 
 
 if __name__ == "__main__":
-    status = main(sys.argv[1:])
-    os._exit(status)  # torch's own clean-up takes a second, and the kernel frees everything anyway
+    try:
+        status = main(sys.argv[1:])
+    except Exception:  # noqa: BLE001 - whatever the model's own code raises ends the runner
+        traceback.print_exc()  # the worker quotes its last line
+        status = 1
+    os._exit(status)  # torch's own clean-up takes seconds, and the kernel frees everything anyway
