@@ -8,6 +8,7 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf, nan
 
 import pytest
 from helpers.planner_material import DENSE, HARDWARE, MOE, problems
@@ -58,6 +59,15 @@ def test_the_first_observations_are_no_change_point() -> None:
     told = [learned.observe(TRAIN, 100, 100 * k, 10.0 * k) for k in range(1, 8)]
     assert told == [False] * 7
     assert not learned.observe(TRAIN, 0, 5, 1.0) and not learned.observe(TRAIN, 5, 0, 1.0)
+
+
+@pytest.mark.parametrize("time_ns", [nan, inf, -1.0])
+def test_a_time_that_is_no_time_is_not_learned(time_ns: float) -> None:
+    """As the mean of no samples: a factor would stay NaN, and plans with it would look free."""
+    learned = Calibrator()
+    learned.observe(2, 1000, 1500, 10.0)
+    assert not learned.observe(2, 1000, time_ns, 10.0)  # type: ignore[arg-type]
+    assert learned.factors() == Factors(1.0, ((2, 1.5),))
 
 
 @given(st.lists(st.tuples(st.sampled_from([TRAIN, 1, 4]), st.integers(1, 10**12),
@@ -311,6 +321,11 @@ def play_steps(planner: OnlinePlanner, truth: Truth, means: Sequence[int]) -> li
         if advice:
             told.append(advice)
     return told
+
+
+def test_a_planner_without_a_history_says_so() -> None:
+    with pytest.raises(InvalidInput, match=r"^history: it has no request"):
+        online(Triggers()).preflight([])
 
 
 def test_the_online_planner_calibrates_itself_and_then_keeps_its_plan() -> None:

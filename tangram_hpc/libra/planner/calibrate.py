@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from math import sqrt
+from math import inf, sqrt
 from typing import Any
 
 from .shapes import Factors
@@ -94,7 +94,7 @@ class Calibrator:
     def observe(self, key: int, modelled_ns: int, measured_ns: int, mean_tokens: float) -> bool:
         """Takes one measured time; returns whether it is a change point. O(window).
 
-        Times that are not positive are ignored.
+        Times that are not positive and finite are ignored.
 
         Args:
             key: `TRAIN`, a rollout degree, `UNIFORM` or `MIXED`.
@@ -102,7 +102,7 @@ class Calibrator:
             measured_ns: The measured time.
             mean_tokens: Mean length of the requests, in tokens.
         """
-        if modelled_ns <= 0 or measured_ns <= 0:
+        if not (0 < modelled_ns < inf and 0 < measured_ns < inf):  # also false for NaN
             return False
         track = self._tracks.setdefault(key, self._new())
         ratio = measured_ns / modelled_ns

@@ -84,8 +84,11 @@ class OnlinePlanner:
         """Makes and takes the first plan, before anything runs, so switching costs nothing.
 
         Raises:
-            InvalidInput: No split can run.
+            InvalidInput: `history` is empty, or no split can run.
         """
+        if not history:
+            raise InvalidInput("history: it has no request, so no step can be priced; give some of "
+                               "an earlier run, or some with the lengths that you expect")
         self.trigger.add(history)
         costs, search = self._believed(history)
         found = plan(costs, self._gpus, search)
