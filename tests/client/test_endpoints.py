@@ -246,6 +246,28 @@ def test_an_error_of_the_attempt_is_raised_to_its_caller(cluster) -> None:
     until_inside(cluster, "wrong", 0)
 
 
+def test_a_slot_that_is_in_use_is_refused_to_others_and_given_back_once(cluster) -> None:
+    """As with a semaphore that many tasks share: each entry would hold a call, and only the last
+    one would be given back."""
+    endpoint = cluster.register_endpoint("shared-slot", concurrency=2)
+    slot = endpoint.slot()
+
+    async def use() -> None:
+        async with slot:
+            await asyncio.sleep(0.05)
+
+    async def all_at_once() -> list[object]:
+        return await asyncio.gather(use(), use(), use(), return_exceptions=True)
+
+    first, *others = asyncio.run(all_at_once())
+    assert first is None
+    assert all(isinstance(one, tangram_hpc.InvalidInput) and "it is in use" in str(one)
+               for one in others)
+    until_inside(cluster, "shared-slot", 0)
+    with slot:  # one after the other is no mistake
+        assert slot.id
+
+
 def test_the_text_of_an_attempts_error_cannot_harm_the_client(cluster) -> None:
     """A tool's JSON may hold half of a surrogate pair, and an exception may have no text at all."""
     endpoint = cluster.register_endpoint("odd-errors", concurrency=1)

@@ -50,7 +50,7 @@ class Slot:
         return self._turn.future.id if self._turn is not None else ""
 
     def __enter__(self) -> Slot:
-        self._turn = turn = self._request_grant()
+        turn = self._begin()
         try:
             turn.wait_here()
         except BaseException:
@@ -64,7 +64,7 @@ class Slot:
         _end(self._turn, error, self.cost, self.returned)
 
     async def __aenter__(self) -> Slot:
-        self._turn = turn = self._request_grant()
+        turn = self._begin()
         try:
             await turn.wait()
         except BaseException:
@@ -76,6 +76,13 @@ class Slot:
                         trace: TracebackType | None) -> None:
         assert self._turn is not None
         _end(self._turn, error, self.cost, self.returned)
+
+    def _begin(self) -> GrantRequest:
+        if self._turn is not None and not self._turn.ended:  # its grant would never be given back
+            raise InvalidInput("slot: it is in use, and holds one call; make another one for each "
+                               "call, by `slot()` of the endpoint")
+        self._turn = turn = self._request_grant()
+        return turn
 
 
 class Endpoint:

@@ -52,6 +52,11 @@ class GrantRequest:
         self._next: _Grant = concurrent.futures.Future()
         future.add_done_callback(self._closed)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the end of the call was reported."""
+        return self.said is not None and self.said.outcome.state is not ActionState.PREEMPTED
+
     # ---- the client's thread -----------------------------------------------------------------
 
     def granted(self, grant: ms.Granted) -> None:
@@ -129,7 +134,7 @@ class GrantRequest:
         Raises:
             InvalidInput: `cost` or `returned` is out of range; the action has ended as FAILED.
         """
-        if self.said is not None and self.said.outcome.state is not ActionState.PREEMPTED:
+        if self.ended:
             return
         self._over, wrong = self._lease, ""
         if not isinstance(cost, SupportsFloat) or not 0 <= float(cost) < _COST_MAX:
