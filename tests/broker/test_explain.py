@@ -14,6 +14,7 @@ from helpers.builders import World
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.broker.queries.explain import explain
+from tangram_hpc.broker.queries.queue_view import queue
 from tangram_hpc.broker.queries.wait_reasons import WaitReasons
 from tangram_hpc.cli.views.explain_verb import lines
 from tangram_hpc.domain import decision as de
@@ -126,6 +127,38 @@ def test_explain_tells_the_reason_the_actions_ahead_and_the_holders_of_the_units
     assert explain(world.scheduler, world.now, show(first))["state"] == "FAILED"
     for wrong in ("nonsense", "1.99", "-1.2", show(others[0]) + ".1"):
         assert "error" in explain(world.scheduler, world.now, wrong)
+
+
+def test_explain_names_who_holds_the_gpus_that_a_call_or_a_command_waits_for() -> None:
+    """Both are served from the same GPUs, though their queues are two."""
+    world = World("elastic")
+    world.node(cpus=4, gpus=2)
+    world.happen(ev.ServiceDeclared(world.now, ServiceSpec("judge", degrees=(2,))))
+    command = world.submit(gpus=1)
+    world.plan()
+    call = world.submit((2,), kind=Kind.CALL, key="service:judge")
+    world.plan()
+    told = explain(world.scheduler, world.now, show(call))
+    assert (told["reason"], told["holders"]) == ("Resources", 1)
+    assert [h["id"] for h in told["held_by"]] == [show(command)]
+    row, = queue(world.scheduler, "state=PENDING", world.now)["queue"]
+    assert (row["action"], row["gpus"]) == (show(call), 2)
+    world.finish(command)
+    world.plan()
+    later = world.submit(gpus=1)
+    told = explain(world.scheduler, world.now, show(later))
+    assert [h["id"] for h in told["held_by"]] == [show(call)]
+
+
+def test_an_action_whose_client_is_not_back_does_not_seem_to_wait_for_resources() -> None:
+    world = World("elastic")
+    world.node(cpus=2)
+    action = world.submit()
+    world.happen(ev.BrokerStarted(world.now, "j", "elastic", "none", await_until=world.now + S))
+    entry = world.ledger.actions[action]
+    assert entry.withheld
+    assert explain(world.scheduler, world.now, show(action))["reason"] == "ClientNotBack"
+    assert WaitReasons(world.scheduler, world.now).of(entry) == "ClientNotBack"
 
 
 def test_explain_names_only_nodes_that_could_run_the_action() -> None:

@@ -19,7 +19,7 @@ from ...scheduler.placement.eligible_nodes import eligible_nodes, session_reason
 from ...scheduler.policy.admission import could_run, ending_reason, reason
 from ...scheduler.scheduler import Scheduler
 from ...scheduler.state.ledger import ActionEntry, LeaseEntry, SessionEntry
-from ...scheduler.state.queue import pool_of
+from ...scheduler.state.queue import GPU, pool_of
 from ...scheduler.state.tenant_use import MEMORY
 from .rollouts_view import turn_view
 from .status import shared_session
@@ -169,12 +169,15 @@ def _ahead(scheduler: Scheduler, entry: ActionEntry, now: int) -> list[ActionEnt
 def _holders(scheduler: Scheduler, entry: ActionEntry, now: int) -> list[dict[str, Any]]:
     """Returns the leases on units that the action could run on, ordered by their expected end."""
     ledger, action = scheduler.ledger, entry.action
+    pool = pool_of(action.key, action.degrees[-1])
+    of_gpus = pool == GPU or action.gpus > 0
     found: list[tuple[float, int, dict[str, Any]]] = []
     for lease in ledger.leases.values():
         if lease.action not in ledger.actions:
             continue  # it has ended and is forgotten, while its node still cleans up
         node, of = ledger.place(lease.node), ledger.actions[lease.action].action
-        if pool_of(of.key, of.degrees[-1]) != pool_of(action.key, action.degrees[-1]):
+        # calls of services and commands with `gpus` are in two pools, and hold the same GPUs
+        if pool_of(of.key, of.degrees[-1]) != pool and not (of_gpus and lease.gpus):
             continue
         if action.kind is not Kind.GRANT and not could_run(ledger, node, action):
             continue

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
 
+from ...domain.action import Action
 from ...domain.ids import client_of, parse, show
+from ...domain.service import service_of
 from ...domain.states import ENDED, ActionState
 from ...scheduler.scheduler import Scheduler
 from ...scheduler.state.ledger import ActionEntry, Ledger, NodeEntry
@@ -127,6 +129,11 @@ def _is_there(scheduler: Scheduler, entry: ActionEntry, ask: QueueAsk) -> bool:
                  or _component_of(scheduler.ledger, entry, node) in ask.partitions))
 
 
+def _gpus_asked(action: Action) -> int:
+    """Returns the fewest GPUs that an action asks for: a call needs a block of its service."""
+    return action.degrees[0] if service_of(action.key) else action.gpus
+
+
 def _node_of(ledger: Ledger, entry: ActionEntry) -> NodeEntry | None:
     """Returns the node on which an action is; None while it waits."""
     lease = ledger.leases.get(entry.lease)
@@ -166,7 +173,7 @@ def _row(scheduler: Scheduler, entry: ActionEntry, reasons: WaitReasons, now: in
         "elapsed_ns": now - start if start else 0, "timeout_ns": action.timeout_ns,
         "req_cpus": action.degrees[0] if action.key == "cpu" else 0,
         "ncpus": len(lease.cores) if lease is not None else 0,
-        "gpus": len(lease.gpus) if lease is not None else action.gpus,
+        "gpus": len(lease.gpus) if lease is not None else _gpus_asked(action),
         "mem_mib": action.mem_mib, "attempt": entry.attempt,
         "reason": reasons.of(entry) if entry.state is ActionState.PENDING else "",
     }

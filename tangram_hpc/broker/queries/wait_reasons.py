@@ -40,6 +40,8 @@ class WaitReasons:
         """Returns why a PENDING action waits, as a Reason of one word."""
         action, ready = entry.action, self._ledger.ready
         key: Hashable
+        if entry.withheld:
+            return reason(self._ledger, entry, self._reserve, self._now)
         if action.id in ready:
             key = ready.shape_of(action.id), ready.shard_of(action.id).share.tenant
         elif action.session:
@@ -47,7 +49,7 @@ class WaitReasons:
             if session is not None and session.state is SessionState.WAITING:
                 return "Session" + self.of_session(session)
             key = action.session
-        else:  # a turn without a route, or an action whose payload has not come again
+        else:  # a turn without a route
             return reason(self._ledger, entry, self._reserve, self._now)
         found = self._known.get(key)
         if found is None:

@@ -245,6 +245,8 @@ def reason(ledger: Ledger, entry: ActionEntry, reserve: int, now: int) -> str:
     """Why a pending action waits, as Slurm's Reason where Slurm has one that fits. `reserve` is the
     placer's.
     """
+    if entry.withheld:
+        return "ClientNotBack"
     turn = entry.action.turn
     if turn is not None and entry.route is None:
         return ledger.rollouts[turn.pool].why(entry.action.id)
