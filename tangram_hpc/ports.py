@@ -464,8 +464,8 @@ class OutOfDeviceMemory(Exception):
 
 
 class ServiceRefused(Exception):
-    """Raised when a service can never run as it is declared; the text is one line that names the
-    field and the remedy.
+    """Raised when a service cannot run as it is declared until somebody does something about it;
+    the text is one line that names the field and the remedy.
     """
 
 

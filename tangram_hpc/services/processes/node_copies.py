@@ -19,7 +19,6 @@ too, under the lock of their copy. This module knows nothing of leases or calls;
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -32,8 +31,8 @@ from .gpu_occupancy import Block, GpuOccupancy
 from .service_copy import ServiceCopy
 
 LOADS = 2  # copies that may be loading at the same time
-DEATHS = 3  # a service is refused for a while after so many copies in a row died while loading
-REFUSED_S = 10.0  # how long that while is; then the next call loads it again
+DEATHS = 3  # a service is refused after so many copies in a row died while loading
+REFUSED_S = 10.0  # how long a service is refused; then the next call loads it again
 KEEPS = 4  # minimum residency while others wait for the copy, in restore times of this copy
 
 # makes a backend that is not loaded yet, for a service and the number of the copy
@@ -330,10 +329,8 @@ class NodeCopies:
             if own:
                 self._no_more.add(service)
             else:
-                # the owner of an engine may do what the reason says, and start it again
-                passes = isinstance(error, _DiedLoading) or bool(self._specs[service].gpus)
-                for_s = REFUSED_S if passes else math.inf
-                self._refused[service] = str(error), time.monotonic() + for_s
+                # somebody may do what the reason says: start the engine again, or copy the model
+                self._refused[service] = str(error), time.monotonic() + REFUSED_S
         finally:  # a done-callback would run later: a caller could then await a finished load
             del self._loading[service]
             self._changed()
@@ -351,7 +348,7 @@ class NodeCopies:
                     with suppress(ServiceDied):
                         await backend.close()
                     if attempt == DEATHS:
-                        raise _DiedLoading(f"service {service}: it dies while it is loaded: "
+                        raise ServiceRefused(f"service {service}: it dies while it is loaded: "
                                            f"{error}") from None
                     continue
                 except BaseException:
@@ -370,9 +367,3 @@ class NodeCopies:
             with suppress(ServiceDied, OutOfDeviceMemory):
                 await copy.backend.close()
             self._changed()
-
-
-class _DiedLoading(ServiceRefused):
-    """Raised when copies died while they were loaded. This may pass, as when the server of an
-    engine has not been started yet.
-    """
