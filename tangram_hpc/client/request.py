@@ -34,6 +34,7 @@ _UNITS = {"": 1, "m": 1, "mb": 1, "mib": 1, "g": 1024, "gb": 1024, "gib": 1024,
 ONCE_MAX = 200  # bytes of an idempotency key
 SECRETS_MAX = 64  # of one session
 NAME_CUT = 80  # characters of a name that was guessed
+COUNT_MAX = (1 << 40) - 1  # of tokens and characters
 CPUS_MAX = 1 << 16  # of one action: more than any node has
 
 _encoder = msgspec.msgpack.Encoder()
@@ -406,14 +407,20 @@ def _whole(number: Any) -> int:
     return operator.index(number)
 
 
-def count_of(number: Any, field: str) -> int:
-    """An argument that counts something. Raises InvalidInput if it is not a whole number >= 0."""
-    if type(number) is int and number >= 0:
+def count_of(number: Any, field: str, most: int | None = None) -> int:
+    """An argument that counts something, up to `most` (None: any number).
+
+    Raises:
+        InvalidInput: it is not a whole number, below 0, or above `most`.
+    """
+    if type(number) is int and number >= 0 and (most is None or number <= most):
         return number
     try:
         count = _whole(number)
     except TypeError:
         count = -1
+    if most is not None and not 0 <= count <= most:
+        raise InvalidInput(f"{field}: {number!r} is not a whole number from 0 to {most}")
     if count < 0:
         raise InvalidInput(f"{field}: {number!r} is not a whole number >= 0")
     return count

@@ -18,11 +18,10 @@ from ..domain.outcome import TEXT_MAX
 from ..domain.rollouts import CONTEXT_MAX, Turn
 from ..errors import InvalidInput
 from ..protocol import message as ms
-from ..protocol import payload as pl
 from .connection import Connection
 from .future import Future
-from .request import Options, check_text, trajectory_name, utf8
-from .service_calls import encoded
+from .request import COUNT_MAX, Options, check_text, count_of, trajectory_name, utf8
+from .service_calls import service_call
 
 _STATUSES = {"success": 0, "failure": 1, "timeout": 2}
 
@@ -43,8 +42,7 @@ class RolloutCalls:
     def submit(self, turn: Turn, method: str, tokens: int, options: Options,
                arguments: Mapping[str, Any]) -> Future:
         """Submits one turn; see `Client.rollout`."""
-        data = encoded(f"{turn.pool}.{method}", arguments)
-        call = pl.ServiceCall(method, data, tokens or len(data) // 4)
+        call = service_call(turn.pool, method, tokens, arguments)
         return self._connection.submit(Kind.CALL, options, None, turn.pool, call,
                                        key=f"rollouts:{turn.pool}")
 
@@ -58,7 +56,7 @@ class RolloutCalls:
         self._check_declared(pool)
         self._connection.send(ms.ReportToolReturn(
             pool, trajectory_name(trajectory), name,
-            _count("characters", characters), _STATUSES[status]))
+            count_of(characters, "characters", COUNT_MAX), _STATUSES[status]))
 
     def trajectory_ended(self, pool: str, trajectory: str | int, tokens: int | None,
                          epoch: int | None) -> None:
@@ -66,8 +64,8 @@ class RolloutCalls:
         self._check_declared(pool)
         self._connection.send(ms.EndTrajectory(
             pool, trajectory_name(trajectory),
-            -1 if tokens is None else _count("tokens", tokens, CONTEXT_MAX),
-            -1 if epoch is None else _count("epoch", epoch)))
+            -1 if tokens is None else count_of(tokens, "tokens", CONTEXT_MAX),
+            -1 if epoch is None else count_of(epoch, "epoch", COUNT_MAX)))
 
     def _check_declared(self, pool: str) -> None:
         check_text(pool, "pool")
@@ -86,8 +84,8 @@ def make_turn(pool: str, trajectory: str | int, prompt: int | str, context: int,
         InvalidInput: an argument is wrong; the message names it.
     """
     return Turn(pool, trajectory_name(trajectory), _prompt_number(prompt),
-                _count("context", context, CONTEXT_MAX),
-                _count("generated", generated, CONTEXT_MAX))
+                count_of(context, "context", CONTEXT_MAX),
+                count_of(generated, "generated", CONTEXT_MAX))
 
 
 def _prompt_number(prompt: int | str) -> int:
@@ -100,13 +98,3 @@ def _prompt_number(prompt: int | str) -> int:
     if abs(number) < 1 << 62:
         return number
     raise InvalidInput(f"prompt: {prompt!r} is neither a whole number below 2**62 nor a text")
-
-
-def _count(field: str, amount: int, most: int = (1 << 40) - 1) -> int:
-    try:
-        count = operator.index(amount)  # accepts also whole numbers that are elements of an array
-    except TypeError:
-        count = -1
-    if not 0 <= count <= most:
-        raise InvalidInput(f"{field}: {amount!r} is not a whole number from 0 to {most}")
-    return count

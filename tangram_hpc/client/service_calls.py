@@ -17,7 +17,7 @@ from ..protocol import payload as pl
 from ..protocol.value import encode_value
 from .connection import Connection
 from .future import Future
-from .request import Options, check_text, tool_of
+from .request import COUNT_MAX, Options, check_text, count_of, tool_of
 
 
 class ServiceCalls:
@@ -38,11 +38,10 @@ class ServiceCalls:
              arguments: Mapping[str, Any]) -> Future:
         """Submits one call; see `Client.call`."""
         check_text(service, "service")
-        data = encoded(f"{service}.{method}", arguments)
+        call = service_call(service, method, tokens, arguments)
         options = Options(self._degrees_of(service), 0, 0, timeout, name or f"{service}.{method}",
                           retries, True, component, once=once,
                           trajectory=tool_of(trajectory))
-        call = pl.ServiceCall(method, data, tokens or len(data) // 4)
         return self._connection.submit(Kind.CALL, options, None, service, call,
                                        key=f"service:{service}")
 
@@ -54,18 +53,22 @@ class ServiceCalls:
         return list(self._degrees.get(service, (1,)))
 
 
-def encoded(what: str, arguments: Mapping[str, Any]) -> bytes:
-    """The arguments of a call, as bytes.
+def service_call(of: str, method: str, tokens: int, arguments: Mapping[str, Any]) -> pl.ServiceCall:
+    """One call, checked.
 
     Args:
-        what: the service and method, for the error.
+        of: the service or rollout pool, for errors.
+        method: the method.
+        tokens: how many tokens the call counts for in a batch; 0 for a guess.
         arguments: name -> value.
 
     Raises:
-        InvalidInput: a value is neither plain nor an array.
+        InvalidInput: `tokens` is no such number, or a value is neither plain nor an array.
     """
+    what = f"{of}.{method}"
     try:
-        return encode_value(dict(arguments))
+        data = encode_value(dict(arguments))
     except TypeError as error:
         raise InvalidInput(f"arguments of {what}: {error} cannot be sent; give plain values or "
                            "arrays") from None
+    return pl.ServiceCall(method, data, count_of(tokens, "tokens", COUNT_MAX) or len(data) // 4)

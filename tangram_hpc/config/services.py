@@ -34,12 +34,14 @@ class Service(SettingsTable):
                                                                  "batch waits for others")
     stay_s: float = Field(0.0, ge=0, le=3600, description="least seconds that the service stays on "
                                                           "a block")
-    weights_mib: int = Field(0, ge=0, description="host memory of the parked service in MiB; 0: "
-                                                  "the size of its files")
+    weights_mib: int = Field(0, ge=0, le=1 << 40,
+                             description="host memory of the parked service in MiB; 0: the size of "
+                                         "its files")
     copies: int = Field(1, ge=1, le=64, description="copies that a node loads in advance if its "
                                                     "memory suffices; further ones on demand")
-    restore_s: float = Field(0.0, ge=0, description="estimated seconds to bring the service to a "
-                                                    "block, until they have been measured")
+    restore_s: float = Field(0.0, ge=0, le=1e9,
+                             description="estimated seconds to bring the service to a block, until "
+                                         "they have been measured")
 
     def weights(self) -> int:
         """Returns the host memory that the parked service takes, in MiB."""
@@ -201,11 +203,19 @@ def service_spec(name: str, wanted: Service | Mapping[str, Any]) -> ServiceSpec:
             service.degrees) <= set(BLOCK_SIZES):
         raise InvalidInput(f"service {name}: degrees: {service.degrees} must ascend and be among "
                            f"{', '.join(map(str, BLOCK_SIZES))}")
+    try:
+        weights, shares = service.weights(), service.shares()
+        options = service.model_dump_json().encode()
+    except OSError as error:  # as for a link to a file that was removed
+        raise InvalidInput(f"service {name}: model: {error.filename!r:.200} cannot be read: "
+                           f"{error.strerror}") from None
+    except ValueError:
+        raise InvalidInput(f"service {name}: one of its texts is not UTF-8") from None
     return ServiceSpec(
-        name, round(service.restore_s * 1e9), service.weights(),
-        backend=getattr(service, "backend", ""), options=service.model_dump_json().encode(),
+        name, round(service.restore_s * 1e9), weights,
+        backend=getattr(service, "backend", ""), options=options,
         degrees=service.degrees, batch=service.batch, stay_ns=round(service.stay_s * 1e9),
-        shares=service.shares(), node=getattr(service, "node", ""),
+        shares=shares, node=getattr(service, "node", ""),
         gpus=getattr(service, "gpus", ()))
 
 

@@ -65,7 +65,10 @@ def test_details_name_the_load_and_the_batch_size(tmp_path: Path) -> None:
         assert one.system_s == pytest.approx(max(0.0, rest))
 
 
-def test_a_wrong_service_declaration_is_refused_in_one_line(cluster: LocalCluster) -> None:
+def test_a_wrong_service_declaration_is_refused_in_one_line(
+        cluster: LocalCluster, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "removed")
+    torch = {"backend": "torch", "model": str(tmp_path)}
     cluster.register_service("a", FAKE)
     cluster.register_service("a", FAKE)  # as every rank does
     wrong = [({"backend": "fake", "wake": 1}, "service bad: wake: is not known"),
@@ -74,6 +77,11 @@ def test_a_wrong_service_declaration_is_refused_in_one_line(cluster: LocalCluste
              ({"backend": "fake", 3: 4}, "service bad: 3 is no name of a field"),
              ({**FAKE, "degrees": [3]}, "service bad: degrees:"),
              ({**FAKE, "weights_mib": 10**9}, "service bad: weights_mib: too many services"),
+             ({**FAKE, "weights_mib": 1 << 70}, "service bad: weights_mib: Input should be less"),
+             ({**FAKE, "restore_s": 1e300}, "service bad: restore_s: Input should be less"),
+             (torch, f"service bad: model: '{tmp_path}/model.safetensors' cannot be read: No such"),
+             ({**torch, "model": "/" + "x" * 300}, "service bad: model: '/xxx"),
+             ({**torch, "model": "/\ud800"}, "service bad: one of its texts is not UTF-8"),
              ({**FAKE, "degrees": [4]}, "service bad: degrees: no node has an aligned block of 4")]
     for fields, text in wrong:
         with pytest.raises(tangram_hpc.InvalidInput) as told:
@@ -85,6 +93,9 @@ def test_a_wrong_service_declaration_is_refused_in_one_line(cluster: LocalCluste
         cluster.call("nobody", "score").result(10)
     with pytest.raises(tangram_hpc.InvalidInput, match=r"arguments of a\.score: "):
         cluster.call("a", "score", texts=object())
+    for odd in (-1, 1 << 70, 1.5):  # a number below 0 would let a batch exceed its tokens
+        with pytest.raises(tangram_hpc.InvalidInput, match=r"^tokens: .* from 0 to 10995116277"):
+            cluster.call("a", "score", tokens=odd)  # type: ignore[arg-type]
     for name, fields in (("b", None), (5, FAKE), ("", FAKE)):
         with pytest.raises(tangram_hpc.InvalidInput, match=r"^service (b: None is|name: )"):
             cluster.register_service(name, fields)  # type: ignore[arg-type]
