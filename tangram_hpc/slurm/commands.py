@@ -248,15 +248,18 @@ async def _talk(child: asyncio.subprocess.Process, stdin: bytes, out: bytearray,
 
 
 def _errors(command: str, text: bytes | bytearray) -> list[str]:
-    """Returns what a command says of its failure: all of its lines `COMMAND: error: TEXT`, or else
-    its last line.
+    """Returns what a command says of its failure: its lines `COMMAND: error: TEXT`, and its last
+    line, whatever that begins with.
 
-    sbatch names the limit, or the site's own words for a refusal, in lines before its last one.
+    sbatch names the limit, or the site's own words for a refusal, in lines before its last one. The
+    last line of squeue is `slurm_load_jobs error: TEXT`, and what comes before it may be a warning
+    of slurm.conf.
     """
     lines = [line.strip() for line in text.decode(errors="replace").splitlines() if line.strip()]
     start = f"{command}: error:"
-    errors = [line.removeprefix(start).strip() for line in lines if line.startswith(start)]
-    return errors or [line.removeprefix(f"{command}:").strip() for line in lines[-1:]]
+    told = [line for line in lines[:-1] if line.startswith(start)] + lines[-1:]
+    return [line.removeprefix(f"{command}:").strip().removeprefix("error:").strip()
+            for line in told]
 
 
 # ---- what squeue writes --------------------------------------------------------------------------

@@ -29,6 +29,11 @@ echo "sbatch: error: QOSMaxSubmitJobPerUserLimit" >&2
 echo "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy" >&2
 exit 1
 """
+WARNED = """#!/bin/sh
+echo "squeue: error: Unable to establish control machine address" >&2
+echo "slurm_load_jobs error: {}" >&2
+exit 1
+"""
 FULL = """#!/bin/sh
 echo "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying" >&2
 exec sleep 100
@@ -63,6 +68,19 @@ def test_a_refusal_has_all_that_slurm_said_of_it(tmp_path: Path, commands: Comma
     assert str(told.value) == (
         "sbatch: project ml-17 is temporarily out of GPU hours; QOSMaxSubmitJobPerUserLimit; "
         "Batch job submission failed: Job violates accounting/QOS policy")
+
+
+def test_the_last_line_of_a_refusal_decides_and_is_shown(tmp_path: Path, commands: Commands
+                                                        ) -> None:
+    """squeue says there why it failed; the lines before may be of slurm.conf or of one address."""
+    write(tmp_path, "squeue", WARNED.format("Invalid job id specified"))
+    assert asyncio.run(commands.query([7], ())) == ()
+    write(tmp_path, "squeue", WARNED.format("Unable to contact slurm controller (connect failure)"))
+    with pytest.raises(SlurmTransient) as told:
+        asyncio.run(commands.query([7], ()))
+    assert not told.value.unsure and str(told.value) == (
+        "squeue: Unable to establish control machine address; slurm_load_jobs error: Unable to "
+        "contact slurm controller (connect failure)")
 
 
 def test_a_late_command_tells_what_it_waits_for(tmp_path: Path, commands: Commands) -> None:
