@@ -169,6 +169,8 @@ class ExecResult(msgspec.Struct, frozen=True, gc=False):
         raise kind(f"{self.state.value} ({end}) {self.reason} {tail}".strip(), self)
 
 
+_PYTHON_ENDS = ("Python is ending, so a client can neither submit nor wait; close what uses it "
+                "before, in a with block or a function of atexit")
 # Held while a future without a condition ends, and while a condition is made. So a waiter either
 # sees the end, or has a condition by which the end wakes it.
 _gate = threading.Lock()
@@ -215,13 +217,11 @@ class Future(concurrent.futures.Future[Any]):
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
-        """The lock that every method of the base class takes before it reads the state.
-
-        Raises:
-            ClientClosed: Python finalizes, and the future has not ended.
-        """
-        if not self.done():
-            check_python_runs()
+        """The lock that every method of the base class takes before it reads the state. A future
+        that has not ended when Python finalizes fails here, so that no wait for it can hang; an
+        error raised here would also come from `repr`, and from a generator that only gives up."""
+        if sys.is_finalizing() and not self.done():
+            self._exception, self._state = ClientClosed(_PYTHON_ENDS), FINISHED
         if self._made is None:
             with _gate:
                 if self._made is None:
@@ -339,8 +339,7 @@ def check_python_runs() -> None:
         ClientClosed: Python finalizes.
     """
     if sys.is_finalizing():
-        raise ClientClosed("Python is ending, so a client can neither submit nor wait; close what "
-                           "uses it before, in a with block or a function of atexit")
+        raise ClientClosed(_PYTHON_ENDS)
 
 
 def as_completed(futures: Iterable[Future], timeout: float | None = None) -> Iterator[Future]:

@@ -19,6 +19,14 @@ def batches():
 stream = batches()
 print(next(stream), end="")
 """
+KEPT = """
+import tangram_hpc
+
+client = tangram_hpc.connect()
+futures = [client.submit(["sleep", f"{n * 600}"]) for n in range(3)]
+ended = tangram_hpc.as_completed(futures)
+print(futures.index(next(ended)))
+"""
 FINALIZER = """
 import concurrent.futures, os, tangram_hpc
 
@@ -26,23 +34,23 @@ class Environment:
     def __init__(self):
         self.client = tangram_hpc.connect()
         self.session = self.client.session()
-        self.running = self.session.exec("sleep 600")
+        self.running, self.held = (self.session.exec("sleep 600") for _ in range(2))
         self.tries = (
             lambda: self.client.submit(["true"]), lambda: self.client.session(),
             lambda: self.session.exec("true"), lambda: self.client.metrics(),
             lambda: self.running.result(), lambda: self.running.exception(),
-            lambda: concurrent.futures.wait([self.running]),
-            lambda: self.session.closed.result(), lambda: self.client.close())
+            lambda: self.session.closed.result(), lambda: repr(self.held),
+            lambda: concurrent.futures.wait([self.held]), lambda: self.client.close())
         self.session.opened.result()
 
     def __del__(self, write=os.write):
         self.session.close()
         for each in self.tries:
             try:
-                each()
-                write(1, b"returned\\n")
+                told = each()
             except Exception as error:
-                write(1, type(error).__name__.encode() + b"\\n")
+                told = error
+            write(1, type(told).__name__.encode() + b"\\n")
 
 environment = Environment()
 """
@@ -63,4 +71,10 @@ def test_a_cluster_of_a_generator_that_is_left_open_ends_with_python(tmp_path, m
 
 def test_a_finalizer_gets_an_error_where_its_wait_could_not_end(tmp_path):
     with LocalCluster(cpus=1, home=tmp_path):
-        assert ended(FINALIZER, tmp_path) == ["ClientClosed"] * 8 + ["returned"]
+        assert ended(FINALIZER, tmp_path) == ["ClientClosed"] * 7 + [
+            "str", "DoneAndNotDoneFutures", "NoneType"]
+
+
+def test_a_generator_that_is_left_open_and_waits_no_more_ends_in_silence(tmp_path):
+    with LocalCluster(cpus=1, home=tmp_path):
+        assert ended(KEPT, tmp_path) == ["0"]
