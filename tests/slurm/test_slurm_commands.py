@@ -43,7 +43,7 @@ exec sleep 100
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    return Commands({"PATH": os.environ["PATH"]}, deadline_s=0.5)
+    return Commands({"PATH": os.environ["PATH"]}, deadline_s=60)
 
 
 def write(folder: Path, name: str, text: str) -> None:
@@ -85,8 +85,9 @@ def test_the_last_line_of_a_refusal_decides_and_is_shown(tmp_path: Path, command
 
 def test_a_late_command_tells_what_it_waits_for(tmp_path: Path, commands: Commands) -> None:
     """sbatch repeats for two minutes what slurmctld refuses because it has MaxJobCount jobs."""
+    commands = Commands({"PATH": os.environ["PATH"]}, deadline_s=3)
     write(tmp_path, "sbatch", FULL)
     with pytest.raises(SlurmTransient) as told:
         asyncio.run(commands.submit(JobOrder("#!/bin/sh\n")))
     assert told.value.unsure and str(told.value) == (
-        "sbatch: no answer in 0.5 s; Slurm temporarily unable to accept job, sleeping and retrying")
+        "sbatch: no answer in 3 s; Slurm temporarily unable to accept job, sleeping and retrying")
