@@ -238,12 +238,15 @@ async def _talk(child: asyncio.subprocess.Process, stdin: bytes, out: bytearray,
         while part := await stream.read(1 << 16):
             into += part
 
-    assert child.stdin is not None
-    with suppress(BrokenPipeError, ConnectionResetError):  # a command that did not read it
-        child.stdin.write(stdin)
-        await child.stdin.drain()
-    child.stdin.close()
-    await asyncio.gather(read(child.stdout, out), read(child.stderr, err))
+    async def write(stream: asyncio.StreamWriter | None) -> None:
+        assert stream is not None
+        with suppress(BrokenPipeError, ConnectionResetError):  # a command that did not read it
+            stream.write(stdin)
+            await stream.drain()
+        stream.close()
+
+    # all at once: a command may write more than a pipe holds before it reads
+    await asyncio.gather(write(child.stdin), read(child.stdout, out), read(child.stderr, err))
     await child.wait()
 
 

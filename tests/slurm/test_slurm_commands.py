@@ -83,6 +83,12 @@ def test_the_last_line_of_a_refusal_decides_and_is_shown(tmp_path: Path, command
         "contact slurm controller (connect failure)")
 
 
+def test_a_command_may_write_much_before_it_reads(tmp_path: Path, commands: Commands) -> None:
+    """As a wrapper of sbatch that a site has may do. Its end must not be waited for for ever."""
+    write(tmp_path, "sbatch", "#!/bin/sh\nhead -c 1000000 /dev/zero >&2; cat >/dev/null; echo 7\n")
+    assert asyncio.run(commands.submit(JobOrder("#!/bin/sh\n" + "# " * 500_000))) == 7
+
+
 def test_a_late_command_tells_what_it_waits_for(tmp_path: Path, commands: Commands) -> None:
     """sbatch repeats for two minutes what slurmctld refuses because it has MaxJobCount jobs."""
     commands = Commands({"PATH": os.environ["PATH"]}, deadline_s=3)
