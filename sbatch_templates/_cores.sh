@@ -3,6 +3,8 @@
 # than are free, Slurm lets it wait for the end of the other step and prints nothing. So the sizes are
 # rounded here: the ranks get whole cores first, and of the remaining CPUs whole cores are lent.
 lent_cpus=<CPUS_LENT> node_ranks=<TASKS_NODE> rank_cpus=<CPUS_PER_RANK>  # on each node
+most=$(((<TASKS_TRAINER> + lenders - 1) / lenders))     # `sbatch --nodes` may have said another number
+node_ranks=$((most > node_ranks ? most : node_ranks))
 core=<THREADS_PER_CORE> core_node="${SLURMD_NODENAME:-this node}"  # CPUs of a core, used if Slurm does not tell
 topology=$(scontrol -o show node "${SLURM_JOB_NODELIST:-${SLURMD_NODENAME:-}}" 2>/dev/null) || topology=""
 largest=0                                               # of all nodes, as their steps have one size
@@ -23,13 +25,17 @@ held=$((rank_cpus > 1 ? node_ranks * ((rank_cpus + core - 1) / core * core)
 free=$(((node_cpus - held) / core * core))
 lend_cpus=$(((lent_cpus + core - 1) / core * core))
 lend_cpus=$((lend_cpus < free ? lend_cpus : free))
+why="" remedy="submit the job with more nodes or CPUs, or render the script with fewer CPUs for the ranks"
+if [ "$core" -gt 1 ]; then
+    why="a core of $core_node is $core CPUs and a step has whole cores: "
+    remedy="render the script with \`-o threads_per_core=$core\`, or with fewer CPUs for the ranks"
+fi
 if [ "$lend_cpus" -lt 1 ]; then
-    echo "tangram: error: cpus_lent=$lent_cpus: a step has whole cores, a core of $core_node is" \
-        "$core CPUs, and the ranks need $held of the job's $node_cpus CPUs on each node: nothing is left to" \
-        "lend; render the script with \`-o threads_per_core=$core\`, or with fewer CPUs for the ranks" >&2
+    echo "tangram: error: cpus_lent=$lent_cpus: ${why}the ranks need $held of the job's $node_cpus CPUs on each node:" \
+        "nothing is left to lend; $remedy" >&2
     exit 2
 elif [ "$lend_cpus" -ne "$lent_cpus" ] || [ "$held" -ne "$step_cpus" ]; then
-    echo "tangram: a core of $core_node is $core CPUs and a step has whole cores: of $node_cpus CPUs on each" \
+    echo "tangram: ${why}of $node_cpus CPUs on each" \
         "node $lend_cpus are lent (cpus_lent=$lent_cpus) and the ranks hold $held (they asked for $step_cpus, and sacct counts these)"
 fi
 # srun leaves the job's memory in the environment of a step that has less, so the workers are told theirs

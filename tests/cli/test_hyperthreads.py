@@ -69,6 +69,22 @@ def test_lent_cpus_are_not_rounded_where_a_core_is_one_cpu(pretence: Pretence) -
     assert steps(pretence, text, "8", cores=8, cpus=8) == (0, ["5"], "", "")
 
 
+@pytest.mark.parametrize(("ranks", "node", "takes"), [("2", "4", "2"), ("4", "5", "1")])
+def test_a_job_with_fewer_nodes_than_it_was_rendered_for_keeps_cpus_for_all_ranks(
+        pretence: Pretence, ranks: str, node: str, takes: str) -> None:  # noqa: F811
+    """As by `sbatch --nodes=1`: without CPUs the ranks' step waited for that of the workers."""
+    text = script("homogeneous", cpus_lent="3", ranks=ranks, nodes="2", gateway="off", partition="")
+    status, found, out, err = steps(pretence, text, node)
+    assert (status, found, err) == (0, [takes], "")
+    assert out == (f"tangram: of {node} CPUs on each node {takes} are lent (cpus_lent=3) and the "
+                   f"ranks hold {ranks} (they asked for {ranks}, and sacct counts these)\n")
+
+
+def test_a_job_without_a_cpu_to_lend_names_no_cores_of_one_cpu(pretence: Pretence) -> None:  # noqa: F811
+    status, found, _, err = steps(pretence, script(cpus_lent="1", ranks="1", gateway="off"), "1")
+    assert (status, found) == (2, []) and "with more nodes or CPUs" in err and "core" not in err
+
+
 def test_a_job_that_uses_one_thread_of_each_core_counts_cores(pretence: Pretence) -> None:  # noqa: F811
     """As with `sbatch --hint=nomultithread`: Slurm then gives 3 cores for 3 CPUs."""
     text = script(cpus_lent="2", ranks="1", gateway="off")
