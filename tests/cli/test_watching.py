@@ -184,6 +184,20 @@ def test_a_long_name_is_apart_from_the_figure_behind_it(job: dict[str, Any], cap
     assert ["DEVICES", "ip-172-31-20-102", "2", "of", "8"] in found
 
 
+def test_what_nodes_can_do_is_told_of_those_there(job: dict[str, Any], capsys: Any) -> None:
+    """A worker that was started again is a new node of the same name, and the old one is DOWN."""
+    node = {"networks": ("off",), "image_root": "", "untrusted": (), "gpus": 1, "devices": "1 GPU",
+            "name": "n1", "state": "UP", "component": "", "cpus": 2, "cpus_free": 2,
+            "sessions": 0, "enforcement": "cgroup", "why_not_open": "no tun"}
+    ask = job["cluster"].ask
+    nodes = [{**node, "state": "DOWN"}, node, {**node, "name": "n2", "state": "DOWN"}]
+    info_verb._print_job({**ask("info"), **ask("nodes"), "nodes": nodes})
+    told = [line for line in capsys.readouterr().out.splitlines()
+            if line.startswith(("NETWORKS", "DEVICES"))]
+    assert told == ["NETWORKS off", 'NETWORKS no "open" on n1: no tun',
+                    "DEVICES  n1              1 GPU"]
+
+
 def test_a_view_is_printed_again_until_it_is_interrupted(job: dict[str, Any]) -> None:
     shown = subprocess.Popen([*TANGRAM, "queue", "-i", "0.2"], stdout=subprocess.PIPE, text=True,
                              env=dict(os.environ, PYTHONUNBUFFERED="1"))

@@ -131,9 +131,11 @@ def _print_job(answer: dict[str, Any]) -> None:
         guards = ", ".join(map(_with_root(n), n["untrusted"])) or "none"
         print(f"{n['name']:<15} {n['state']:<9} {n['component']:<11} {lent:>9}{n['gpus']:>6}"
               f"{n['sessions']:>10}  {n['enforcement']:<12} {guards}")
-    for line in network_lines(answer["nodes"]):
+    # a worker that starts again is a new node, and the one before it stays as DOWN
+    there = [n for n in answer["nodes"] if n["state"] != "DOWN"]
+    for line in network_lines(there):
         print(line)
-    for n in answer["nodes"]:
+    for n in there:
         if n["gpus"]:
             print(f"DEVICES  {n['name']:<15} {n['devices']}")
 
