@@ -72,7 +72,8 @@ from .kept_sessions import KeptSessions
 REPORT_S = 0.1  # seconds between two AttemptsStarted messages
 AHEAD = 512  # prefetched leases that a worker takes for one unit
 SIGNAL_S = 0.5  # longest time between Slurm's signal to a command and that to its worker
-_SLURMS = (signal.SIGTERM, signal.SIGKILL)  # how Slurm ends a step
+# how Slurm ends a step, and what `scancel --signal=USR1 JOB` sends to all of its processes
+_SLURMS = (signal.SIGTERM, signal.SIGKILL, signal.SIGUSR1, signal.SIGUSR2)
 RESEND_BYTES = 4 << 20  # kept results are sent again in pieces of about this size
 RESEND_S = 0.01  # seconds between two of these pieces
 
@@ -81,7 +82,7 @@ WaitingStart = tuple[StartAttempt, "memoryview | None"]  # an order and its payl
 
 
 def _as_if_by_slurm(outcome: Outcome, payload: bytes | None) -> bool:
-    """Whether Slurm's SIGTERM or SIGKILL to a whole step may have ended an attempt: its command, a
+    """Whether a signal of Slurm's to a whole step may have ended an attempt: its command, a
     shell's child, or the execution process that ran the command. The end of that process leaves a
     failure without any status and without a payload.
     """
@@ -499,9 +500,9 @@ class WorkerDriver:
     def finished(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool,
                  soon: bool = False) -> None:
         """Reports the outcome at once, or after `SIGNAL_S` if Slurm's signal may have caused it.
-        When Slurm ends a step, it sends SIGTERM or SIGKILL to all of its processes, and the
-        commands may get it before this worker. After the delay the worker knows whether it must
-        leave, too; if it was killed, the broker knows that the node is lost.
+        Slurm sends such a signal to all processes of a step, and the commands may get it before
+        this worker. After the delay the worker knows whether it must leave, too; if the signal
+        has ended it, the broker knows that the node is lost.
         """
         self._running.pop(lease, None)
         self._ahead.discard(lease)

@@ -125,11 +125,12 @@ def test_commands_that_slurm_ends_before_the_worker_leaves_are_not_reported(
     assert rig.ended == ["it left: SIGTERM"]
 
 
-def test_a_command_ended_by_sigterm_alone_is_reported_after_a_short_wait() -> None:
+@pytest.mark.parametrize("number", [15, 10, 12], ids=["TERM", "USR1", "USR2"])
+def test_a_command_ended_by_a_signal_alone_is_reported_after_a_short_wait(number: int) -> None:
     rig = Rig()
     for lease in (1, 2, 3):
         rig.start(lease)
-    killed = Outcome(ActionState.FAILED, signal=15)
+    killed = Outcome(ActionState.FAILED, signal=number)
     rig.driver.finished(1, killed, None, False)
     rig.driver.finished(2, killed, b"what it had written", False)
     rig.driver.released(2)
