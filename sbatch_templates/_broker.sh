@@ -1,5 +1,5 @@
 # ---- broker: a child process of this script, in no job step and without MPI -------------------------
-rm -f "$access" "$step" "$lost"                          # files of an earlier start of a requeued job
+rm -f "$access" "$step" "$step.nodes" "$lost"           # files of an earlier start of a requeued job
 tangram broker --restarts 5 --placer <PLACER> --nodes "$lenders" <BROKER_OPTIONS> &
 broker=$!
 until [ -s "$access" ]; do

@@ -1,11 +1,23 @@
 # ---- the end of the job, for any reason: leaves nothing on any node ---------------------------------
 broker="" workers=() watcher="" ranks="" evicted="" told_to_end=""
+asked=""                                                 # what Slurm says of the job when its trainers have ended
 preempted() {           # whether Slurm has told the steps, and not this script, that it preempts the job
-    local told
-    told=$(SLURM_TIME_FORMAT=standard timeout 5 scontrol -o show job "$slurm_job" 2>/dev/null | sed -n 1p)
+    asked=$(SLURM_TIME_FORMAT=standard timeout 5 scontrol -o show job "$slurm_job" 2>/dev/null)
+    local told="${asked%%$'\n'*}"                        # of a het job: its first component
     [[ $told =~ " StartTime="([0-9T:-]+) ]] || return 1  # without 1, a trap returns what was before it
     local began="${BASH_REMATCH[1]}"                     # an earlier start may have been preempted too
     [[ $told =~ " PreemptTime="([0-9T:-]+) ]] && [[ ! ${BASH_REMATCH[1]} < $began ]]
+}
+lost_nodes() {          # prints the nodes of the trainers' step that Slurm has taken from the job
+    local told=$'\n'"$asked" here=none had
+    [ -s "$step.nodes" ] && had=$(scontrol show hostnames "$(cat "$step.nodes")" 2>/dev/null) || return 0
+    [[ $told =~ $'\n'"JobId=${SLURM_JOB_ID_HET_GROUP_2:-$SLURM_JOB_ID} "[^$'\n']* ]] || return 0
+    told="${BASH_REMATCH[0]}"
+    # a component that has lost all its nodes does not run any more, but is put back into the queue
+    if [[ $told =~ " JobState=RUNNING " && $told =~ " NodeList="([^\ ]+) ]]; then
+        here=$(scontrol show hostnames "${BASH_REMATCH[1]}" 2>/dev/null) || return 0
+    fi
+    grep -vxF "$here" <<< "$had" | paste -sd ,
 }
 let_start() {           # of a het job: the component that was held back may start when the whole job can have ended, and starts again
     [ ! -s "$lost" ] || timeout 5 scontrol update jobid="$(cat "$lost")" starttime="now+$((180 + <WARN>))seconds"
@@ -62,7 +74,15 @@ finish() {
         again="" evicted=yes
     elif [ -n "$ranks" ] || [ -z "$again" ]; then        # else the warning came before the trainers started
         again=""                                         # the trainers had ended by themselves: no further start
-        if [ "$status" -eq 0 ] && [ -n "$broker" ]; then # the work is complete: the kept results can go
+        lost_there=""
+        if [ "$status" -eq 0 ] && [ -n "$asked" ]; then  # srun may say so of a step that lost a node (seen: 22.05)
+            lost_there=$(lost_nodes)
+        fi
+        if [ -n "$lost_there" ]; then
+            echo "tangram: error: Slurm took $lost_there from job $slurm_job while the trainer ran there: the trainer has not" \
+                "ended by itself, so the job's status is 1" >&2
+            status=1
+        elif [ "$status" -eq 0 ] && [ -n "$broker" ]; then  # the work is complete: the kept results can go
             tangram shutdown > /dev/null 2>&1
         fi
     fi

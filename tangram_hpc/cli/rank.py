@@ -51,7 +51,7 @@ def add(verbs: Any) -> None:
                         "tangram_hpc must be installed too")
     p.add_argument("--step-file", type=Path, metavar="FILE",
                    help="file to which rank 0 writes the number of this job step, for "
-                        "`scancel --signal`")
+                        "`scancel --signal`; its nodes go to FILE.nodes")
     p.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
     p.set_defaults(go=go)
 
@@ -89,6 +89,9 @@ def go(args: argparse.Namespace) -> int:
     try:  # an error raised here may differ between nodes: one rank of each node prints it
         made = _prepare(args, environ, found)
         if args.step_file and found.rank == 0:
+            # the script sees by its nodes whether Slurm ended this step because one was lost
+            write_whole(Path(f"{args.step_file}.nodes"),
+                        environ.get("SLURM_STEP_NODELIST", "") + "\n")
             write_whole(args.step_file, environ.get("SLURM_STEP_ID", "") + "\n")
     except TangramError as error:
         if found.local != 0:

@@ -152,7 +152,8 @@ def test_ranks_of_a_torchrun_style_trainer_get_one_world(held: Any) -> None:
     """Each rank is started as srun does: one world, one address to meet, and the program's own
     status."""
     ranks = [rank(held, "--step-file", str(held.folder / "step"), "--", sys.executable, "-c",
-                  SHOW + "; raise SystemExit(7)", **STEP | {"SLURM_PROCID": str(n)})
+                  SHOW + "; raise SystemExit(7)", **STEP | {"SLURM_PROCID": str(n),
+                                                            "SLURM_STEP_NODELIST": "n[1-2]"})
              for n in range(4)]
     told = [json.loads(r.communicate(timeout=60)[0]) for r in ranks]
     assert [r.returncode for r in ranks] == [7] * 4
@@ -160,6 +161,7 @@ def test_ranks_of_a_torchrun_style_trainer_get_one_world(held: Any) -> None:
     assert len({(t["MASTER_ADDR"], t["MASTER_PORT"]) for t in told}) == 1
     assert {t["TANGRAM_JOB"] for t in told} == {held.job}
     assert (held.folder / "step").read_text() == "3\n"
+    assert (held.folder / "step.nodes").read_text() == "n[1-2]\n"
 
 
 def test_a_home_that_nodes_do_not_share_is_named_as_the_remedy(tmp_path: Path) -> None:

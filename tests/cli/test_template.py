@@ -380,6 +380,32 @@ def test_the_job_script_starts_and_ends_broker_workers_gateway_and_trainer(
     assert list(pretence.scratch.iterdir()) == []  # the epilog was there
 
 
+@pytest.mark.parametrize(("name", "told", "end", "status", "lost"), [
+    ("hetjob", "JobId=9 JobState=PENDING Reason=None NodeList= NumNodes=2", 0, 1, "n1,n2"),
+    ("hetjob", "JobId=9 JobState=COMPLETING Reason=None NodeList=n1,n2 NumNodes=2", 0, 1, "n1,n2"),
+    ("homogeneous", "JobId=7 JobState=RUNNING ExcNodeList=n2 NodeList=n1,n3 Num=2", 0, 1, "n2"),
+    ("homogeneous", "JobId=7 JobState=RUNNING NodeList=n1 NumNodes=1", 3, 3, ""),  # its own status
+    ("homogeneous", "JobId=7 JobState=RUNNING Reason=None NodeList=n1,n2 NumNodes=2", 0, 0, ""),
+    ("homogeneous", "", 0, 0, "")], ids=["waits", "ends", "shrank", "failed", "whole", "no answer"])
+def test_a_trainer_whose_node_was_lost_has_not_succeeded(
+        pretence: Pretence, name: str, told: str, end: int, status: int, lost: str) -> None:
+    """Of a step that lost its node srun of Slurm 22.05 says status 0."""
+    first = "JobId=7 JobState=RUNNING NodeList=c1,c2 NumNodes=2" if name == "hetjob" else ""
+    (pretence.folder / "bin" / "scontrol").write_text(f"""{SCONTROL}
+        [ "$2" != hostnames ] || tr , '\\n' <<< "$3"
+        [ "$2 $3" != "show job" ] || printf '%s\\n' {f"'{first}'" if first else ""} '{told}'
+        """)
+    trainer = f"echo n1,n2 > $TANGRAM_HOME/jobs/7/trainer.step.nodes; exit {end}"
+    env = {} if name == "hetjob" else {"SLURM_HET_SIZE": "", "SLURM_JOB_ID_HET_GROUP_2": "",
+                                       "SLURM_JOB_NUM_NODES": "2",
+                                       "SLURM_JOB_CPUS_PER_NODE": "16(x2)"}
+    text = render(load(name), {**FULL, "trainer": trainer} if name == "hetjob" else
+                  {"partition": "", "trainer": trainer, "gateway": "off"})
+    found, _, err = pretence.run("", text, **env)
+    assert (found, f"took {lost} from job 7" in err) == (status, bool(lost)), err
+    assert ("tangram shutdown" in pretence.logged()) == (status == 0)
+
+
 def test_a_trainer_has_the_umask_of_its_job_and_the_rest_a_private_one(pretence: Pretence) -> None:
     setup = "umask 0027"  # as from a shell of the user
     text = render(load("hetjob"), {**FULL, "trainer": "umask", "setup": setup})
