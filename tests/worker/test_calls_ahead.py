@@ -3,8 +3,10 @@ call."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,3 +143,45 @@ def test_no_call_of_a_cluster_is_lost_or_run_twice_when_runners_die(tmp_path: Pa
                 assert future.result(60) == n
     ran = [int(line) for line in (tmp_path / "log").read_text().split()][300:]
     assert sorted(ran) == list(range(1, 1500))
+
+
+def test_a_kill_ends_no_call_that_its_runner_has_gone_on_to(rig: Ahead, tmp_path: Path) -> None:
+    """The worker reads results late: here it does not read while the runner goes on."""
+    def write(n: int) -> None:
+        (tmp_path / str(n)).touch()
+        time.sleep(0.3 if n == 3 else 0)
+
+    async def kill_late(lease: int) -> None:
+        while not (tmp_path / "3").exists():
+            time.sleep(0.001)  # the loop stands still
+        rig.executor.kill(lease, ActionState.CANCELLED, "it was cancelled")
+
+    leases = rig.chain(write, (1,), (2,), (3,), (4,))
+    rig.loop.run_until_complete(kill_late(leases[0]))
+    assert [rig.end(lease)[0].state for lease in leases[:3]] == [ActionState.COMPLETED] * 3
+    rig.until(lambda: rig.back == leases[3:])
+    assert rig.value(lambda: 2) == 2
+
+
+def test_a_runner_that_is_killed_gets_no_other_call(rig: Ahead, tmp_path: Path) -> None:
+    """It may end its call, and say so, between the order to kill it and its death."""
+    def wait(path: str) -> None:
+        while not os.path.exists(path):
+            time.sleep(0.001)
+
+    go, server = tmp_path / "go", rig.executor.fork_server_pid
+    rig.value(wait, str(tmp_path))
+    killed = rig.begin_function(wait, str(go))
+    rig.until(lambda: ("started", killed) in rig.events)
+    os.kill(server, signal.SIGSTOP)
+    try:
+        rig.loop.call_soon(rig.executor.kill, killed, ActionState.CANCELLED, "it was cancelled")
+        rig.loop.run_until_complete(asyncio.sleep(0.01))
+        go.touch()
+        rig.loop.run_until_complete(asyncio.sleep(0.1))
+        other = rig.begin_function(wait, str(tmp_path))
+        rig.loop.run_until_complete(asyncio.sleep(0.1))
+    finally:
+        os.kill(server, signal.SIGCONT)
+    assert rig.end(killed)[0].state is ActionState.CANCELLED
+    assert rig.end(other)[0].state is ActionState.COMPLETED

@@ -186,6 +186,12 @@ class ExecutionProcess:
             self.send(Drop(tuple(leases)))
         return leases
 
+    @property
+    def congested(self) -> bool:
+        """Whether orders wait for room in its socket; until then `take_back` takes only calls that
+        were not sent."""
+        return bool(self._unsent)
+
     def send(self, message: ProcessFrame) -> None:
         """Sends or queues an order. Orders to a dead process are dropped."""
         self._call_now()
@@ -227,6 +233,11 @@ class ExecutionProcess:
         if not self._unsent:
             self._loop.remove_writer(self.control.fileno())
 
+    def read(self) -> None:
+        """Passes on what it has sent. A runner rings its bell for several results at once, and not
+        while it is at a call."""
+        self._fork_server.read(self)
+
     def kill(self) -> None:
         """Sends SIGKILL; the owner hears of the death."""
         self._fork_server.tell(KillProcess(self.number))
@@ -241,7 +252,8 @@ class ExecutionProcess:
         return os.path.join(self._fork_server.root, self.home)
 
     def hang_up(self) -> None:
-        """Closes its control socket and its bell."""
+        """Closes its control socket and its bell, and drops the orders that it has not got."""
+        self._unsent.clear()
         if self.control is not None:
             self._loop.remove_reader(self.control.fileno())
             self._loop.remove_writer(self.control.fileno())
@@ -437,18 +449,24 @@ class ForkServerClient:
 
     def _on_bell(self, process: ExecutionProcess) -> None:
         rung = os.read(process.bell, 64)
-        while self._on_data(process):
-            pass
+        self._read_all(process)
         if not rung and process.control is not None:  # the runner closed its bell
             process.hang_up()
             process.kill()
+
+    def read(self, process: ExecutionProcess) -> None:
+        """Passes on what a process has sent, as if it had woken its worker."""
+        self._turn(self._read_all, process)
+
+    def _read_all(self, process: ExecutionProcess) -> None:
+        while self._on_data(process):
+            pass
 
     def _died(self, message: Died) -> None:
         process = self._processes.get(message.number)
         if process is None:
             return
-        while process.control is not None and self._on_data(process):
-            pass  # what it sent before it died comes first
+        self._read_all(process)  # what it sent before it died comes first
         process.hang_up()
         del self._processes[message.number]
         if not message.none_left:
@@ -463,8 +481,7 @@ class ForkServerClient:
         processes, self._processes = list(self._processes.values()), {}
         lingering, self._lingering = list(self._lingering.values()), {}
         for process in processes:
-            while self._on_data(process):
-                pass
+            self._read_all(process)
             process.hang_up()
         self._owner.fork_server_lost()  # before the deaths, each of which asks for a process
         for process in processes:

@@ -341,10 +341,30 @@ class SandboxExecutor:
         attempt.stop_as(state, reason)
         if attempt.process.kind == RUNNER:
             if next(iter(attempt.process.leases)) == lease:  # else when it comes to that call
-                attempt.look_before_kill(attempt.process)
-                attempt.process.kill()
+                self._kill_call(attempt)
         else:
             attempt.process.send(KillCommand(lease, state, reason))
+
+    def _kill_call(self, attempt: NodeAttempt, was_read: bool = False) -> None:
+        """Ends the first call of a runner by killing the runner. If the runner has ended that call
+        already and works on the next one, it is read instead; `was_read` says that it was.
+
+        The calls that have not begun are taken back first, so that the runner goes on to none of
+        them. Nothing is read from a killed runner: it would count as free if it said at last that
+        its call has ended, and would take another call with it.
+        """
+        process = attempt.process
+        if self._attempts.get(attempt.order.lease) is not attempt or not attempt.live:
+            return  # it was read, or all of this was closed
+        assert process is not None
+        self._free_behind(process)
+        if was_read or len(process.leases) == 1 or process.congested:
+            attempt.look_before_kill(process)
+            process.hang_up()
+            process.kill()
+        else:
+            self._loop.call_soon(process.read)
+            self._loop.call_soon(self._kill_call, attempt, True)
 
     def resize(self, lease: int, cores: tuple[int, ...]) -> None:
         """See `ports.Executor`."""
@@ -549,7 +569,7 @@ class SandboxExecutor:
             attempt.taken_ns = attempt.started_ns = time.monotonic_ns()
             self._reports.started(lease)
             if attempt.stop is not None:
-                process.kill()
+                self._kill_call(attempt)
         elif process.session:
             session = self._sessions.get(process.session)
             if session is not None:
