@@ -185,3 +185,15 @@ def test_a_runner_that_is_killed_gets_no_other_call(rig: Ahead, tmp_path: Path) 
         os.kill(server, signal.SIGCONT)
     assert rig.end(killed)[0].state is ActionState.CANCELLED
     assert rig.end(other)[0].state is ActionState.COMPLETED
+
+
+def test_results_do_not_wait_for_the_end_of_a_long_call_behind_them(tmp_path: Path) -> None:
+    """A runner tells of results of one millisecond at once, and of none while it is at a call."""
+    with LocalCluster(cpus=1, home=tmp_path) as cluster:
+        for _ in range(20):
+            for _ in cluster.map(time.sleep, [0] * 300):
+                pass  # such calls are expected to be short, and so they are prefetched
+            *short, long = [cluster.submit(time.sleep, s) for s in (0, 0, 0, 2)]
+            for future in short:
+                future.result(1)
+            long.cancel()

@@ -1,7 +1,9 @@
 """Notices runners that take long for one call while other calls wait behind it.
 
 The calls that wait could run elsewhere. This module only notices such a runner; the executor gives
-its waiting calls back.
+its waiting calls back. Before that the runner is read, because a runner tells of results that it
+had within a millisecond at once, and of none while it is at a call: the long call may be the next
+one, for whose end the results would wait.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from .execution_processes import ExecutionProcess
 
 
 class RunnerWatchdog:
-    """Calls `free` with each watched runner that is at the same call for GIVE_BACK_S or longer."""
+    """Calls `free` with each watched runner that is at the same call for GIVE_BACK_S or longer.
+    Results that it has not told of are read within twice this time."""
 
     def __init__(self, free: Callable[[ExecutionProcess], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -29,6 +32,9 @@ class RunnerWatchdog:
         self._at.setdefault(process.number, (process, 0))
 
     def _tick(self) -> None:
+        for process, was in list(self._at.values()):
+            if next(iter(process.leases), 0) == was:
+                process.read()  # the call may have ended: the runner may be at the next one
         watched, self._at = self._at, {}
         for number, (process, was) in watched.items():
             first = next(iter(process.leases), 0)
