@@ -8,6 +8,7 @@ client. `connection.py` keeps the open actions and sessions, and reconnects when
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -201,13 +202,13 @@ class Client:
         """
         if options.get("once"):
             raise InvalidInput("once: each action has a name of its own; use `submit` in a loop")
-        futures: list[Future] = []
+        futures: deque[Future] = deque()
 
         def results() -> Generator[Any, None, None]:
             try:
                 yield None  # taken below, so that the rest is cancelled if nothing is taken
-                for future in futures:
-                    yield future.result()
+                while futures:
+                    yield _value_of(futures.popleft())
             finally:
                 for future in futures:
                     future.cancel()
@@ -736,3 +737,14 @@ class Client:
 
     def __reduce__(self) -> NoReturn:
         self._connection.__reduce__()
+
+
+def _value_of(future: Future) -> Any:
+    """Returns the future's value, or raises its error without a reference to the future, which
+    would be a cycle; a future that has not ended, because the wait was interrupted, is cancelled.
+    """
+    try:
+        return future.result()
+    finally:
+        future.cancel()
+        del future

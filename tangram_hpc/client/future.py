@@ -252,7 +252,17 @@ class Future(concurrent.futures.Future[Any]):
         """
         if self._state == FINISHED and self._exception is None:
             return self._result
-        return super().result(timeout)
+        try:
+            return super().result(timeout)
+        finally:
+            # Otherwise an error would hold this frame, and the frame the future with its error: a
+            # cycle that keeps the caller's arguments until a garbage collection.
+            del self
+
+    def _invoke_callbacks(self) -> None:
+        super()._invoke_callbacks()  # type: ignore[misc]
+        # An ended future calls a new callback at once. The old ones often hold the future.
+        self._done_callbacks.clear()
 
     def done(self) -> bool:
         """Whether the action has ended."""

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tangram_hpc.client import future as future_module
+from tangram_hpc.client.client import Client
 from tangram_hpc.client.future import Future, as_completed, as_completed_async
 from tangram_hpc.client.request import Options, make_action
 from tangram_hpc.client.results import Pending, conclude
@@ -249,3 +250,68 @@ def test_a_child_forked_while_a_future_ends_can_use_futures() -> None:
     finally:
         leave.set()
         busy.join(10)
+
+
+@contextmanager
+def nothing_collected() -> Iterator[None]:
+    """The collector of cyclic garbage is off, as in some trainers."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def test_an_error_that_was_raised_does_not_keep_its_future() -> None:
+    made: list[Future] = []
+
+    def failed(*args: object, **options: object) -> Future:
+        one = fresh()
+        one.add_done_callback(lambda future: None)  # a condition is made
+        one.set_exception(ValueError("no"))
+        made.append(one)
+        return one
+
+    client = Client.__new__(Client)
+    client.submit = failed  # type: ignore[method-assign]
+    for fails in (lambda: failed().result(), lambda: list(client.map(len, [""]))):
+        with nothing_collected():
+            with pytest.raises(ValueError, match="no"):
+                fails()
+            gone = weakref.ref(made.pop())
+            assert gone() is None
+
+
+def test_a_future_that_has_ended_does_not_keep_its_callbacks() -> None:
+    class Waiter:
+        def __init__(self, future: Future) -> None:
+            self.future, self.ended = future, False
+            future.add_done_callback(self.end)
+
+        def end(self, future: Future) -> None:
+            self.ended = True
+
+    with nothing_collected():
+        waiter = Waiter(fresh())
+        waiter.future.set_result(1)
+        assert waiter.ended
+        gone = weakref.ref(waiter)
+        del waiter
+        assert gone() is None
+
+
+def test_map_keeps_no_value_that_was_taken() -> None:
+    ended: list[weakref.ref[Future]] = []
+
+    def submit(work: object, value: int, **options: object) -> Future:
+        one = fresh()
+        one.set_result(value)
+        ended.append(weakref.ref(one))
+        return one
+
+    client = Client.__new__(Client)
+    client.submit = submit  # type: ignore[method-assign]
+    with nothing_collected():
+        values = client.map(abs, range(3))
+        assert [(next(values), ended[n]()) for n in range(2)] == [(0, None), (1, None)]
+        assert ended[2]() is not None
