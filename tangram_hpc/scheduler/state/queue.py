@@ -213,12 +213,14 @@ class ReadyQueue:
     Attributes:
         pools: for each pool in which an action waits, its shards: by key and home node, and there
             by client and group.
+        gpu_actions: how many of the actions ask for GPUs beside their key resource.
     """
 
-    __slots__ = ("_last", "_place", "_shares", "_tenants", "pools")
+    __slots__ = ("_last", "_place", "_shares", "_tenants", "gpu_actions", "pools")
 
     def __init__(self, tenants: Tenants) -> None:
         self.pools: dict[str, dict[tuple[str, int], _Shards]] = {}
+        self.gpu_actions = 0
         self._tenants = tenants
         # order tag, shape queue, and the bypasses of its shard when it came
         self._place: dict[int, tuple[int, ShapeQueue, int]] = {}
@@ -292,6 +294,7 @@ class ReadyQueue:
                 queue = shard.queues[shape] = ShapeQueue(shape, shard)
         queue.actions.add(order_tag, action.id)
         shard.refresh(queue)
+        self.gpu_actions += action.gpus > 0
         self._place[action.id] = (order_tag, queue, shard.bypasses)
 
     def take(self, action: int) -> int:
@@ -313,6 +316,7 @@ class ReadyQueue:
     def _leave(self, order_tag: int, queue: ShapeQueue) -> None:
         shard = queue.shard
         shard.bypasses += order_tag != shard.heads.first()
+        self.gpu_actions -= queue.shape.gpus > 0
         queue.actions.drop(order_tag)
         shard.refresh(queue)
         share, group = shard.share, shard.group

@@ -178,13 +178,23 @@ class CopyMap:
         for gpu in gpus:
             old = self.at.get((node.node, gpu))
             if old is not None:
-                self.of[old.service].remove(old)
-                for g in old.gpus:
-                    del self.at[node.node, g]
+                self._forget(old)
         now = self.view.now_ns
         copy = PlacedCopy(service, node, gpus, now, now, now + stay_ns(self.view, service))
         self._add(copy)
         self.begin(copy, action, shape, self.view.ledger.services[service].restore_ns)
+
+    def forget_evicted(self) -> None:
+        """Forgets the copies from whose blocks actions took GPUs in this cycle."""
+        for copy in list({id(c): c for c in self.at.values()}.values()):
+            there = copy.node.gpus.resident.get(copy.gpus[0])
+            if there is None or (there.service, there.gpus) != (copy.service, copy.gpus):
+                self._forget(copy)
+
+    def _forget(self, copy: PlacedCopy) -> None:
+        self.of[copy.service].remove(copy)
+        for gpu in copy.gpus:
+            del self.at[copy.node.node, gpu]
 
     def run_ns(self, action: Action, size: int) -> int:
         """Returns the expected run time of a call on this number of GPUs, in ns."""

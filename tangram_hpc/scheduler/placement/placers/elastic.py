@@ -16,7 +16,7 @@ from ..snapshot import Snapshot
 from .base import Placement, start_unitless
 from .cpus.elastic_cpus import ElasticCpus
 from .elastic_endpoints import ElasticEndpoints
-from .elastic_gpus import place_services
+from .elastic_gpus import ServiceCycle
 from .kept_units import KeptUnits
 from .placer_name import TAIL
 from .recent_use import RecentUse
@@ -49,13 +49,25 @@ class ElasticPlacer:
         if placement.openings:
             return placement
         start_unitless(view, placement)
-        self._cpus.place(view, placement)
-        if view.ledger.ready.waits(GPU):
-            placement.look_again(place_services(view, placement, self._cpus.keeping_gpus()))
+        self._place_units(view, placement)
         self._endpoints.place(view, placement)
         if kept is not None and kept.held_back:
             placement.look_again(view.now_ns + BALANCE_NS)
         return placement
+
+    def _place_units(self, view: Snapshot, placement: Placement) -> None:
+        """Places what needs CPUs or GPUs."""
+        cpus, ready = self._cpus, view.ledger.ready
+        if ready.waits(GPU) and ready.gpu_actions:
+            services = ServiceCycle(view, placement, cpus.keeping_gpus())
+            services.serve_starved()
+            cpus.place(view, placement)
+            cpus.look_again_at(services.give_back(cpus.keeping_gpus()))
+            placement.look_again(services.go())
+            return
+        cpus.place(view, placement)
+        if ready.waits(GPU):
+            placement.look_again(ServiceCycle(view, placement, cpus.keeping_gpus()).go())
 
     def _kept_memory(self, view: Snapshot) -> KeptUnits | None:
         """Returns the memory that is kept for tenants' sessions; None if there is nothing to

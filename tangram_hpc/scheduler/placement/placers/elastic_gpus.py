@@ -4,6 +4,12 @@ A *kind* is all calls of one service with the same degrees. A call takes a whole
 Kinds are looked at in order of their oldest call; within a kind the order is that of `Waiting`.
 Nothing is kept from cycle to cycle. A cycle applies these rules in order:
 
+*Actions with `gpus=`* take free GPUs before calls do, but for those that `serve_starved` gives to
+starved kinds or withholds: calls and such actions take turns. A free GPU that a copy had last goes
+to an action that nothing may overtake, once the copy's minimum residency is over; one that an
+action had last goes to a starved kind. Where an action that nothing may overtake lacks GPUs of a
+node (`_kept`), copies there whose minimum residency is over take no further calls.
+
 0. *Starved kinds.* A kind that no resident copy can serve, and whose oldest call has waited longer
    than `minimum_residency.starvation_limit_ns`, takes the free block where least is lost, also from
    waiting calls if the minimum residency of their copy is over. If there is none, the block that
@@ -90,21 +96,14 @@ def chance(calls: int) -> int:
     return (calls << 20) // (calls + ONE)
 
 
-def place_services(view: Snapshot, placement: Placement, kept: Collection[int] = ()) -> int:
-    """Starts service calls; returns when to look again, in epoch ns, or 0 for no need.
-
-    O(queues + kinds x (kinds + blocks) + calls looked at x log copies).
+class ServiceCycle:
+    """The decisions of one cycle. Computed losses are kept until a copy is opened.
 
     Args:
         view: the snapshot of this cycle.
         placement: gets the grants.
-        kept: numbers of nodes whose GPUs are reserved for other actions.
+        kept: numbers of the nodes on which an action that nothing may overtake lacks GPUs.
     """
-    return _Cycle(view, placement, kept).go()
-
-
-class _Cycle:
-    """The decisions of one cycle. Computed losses are kept until a copy is opened."""
 
     def __init__(self, view: Snapshot, placement: Placement, kept: Collection[int]) -> None:
         self._view, self._now, self._placement = view, view.now_ns, placement
@@ -132,13 +131,51 @@ class _Cycle:
             parts = GpuParts(view.ledger, self._copies, self._turns, self._now)
             self._parts = parts if parts.several else None
         self._again_at = 0  # when to look again although nothing may have happened, in epoch ns
+        self._withheld: list[tuple[NodeView, tuple[int, ...]]] = []
+
+    def serve_starved(self) -> None:
+        """Starts starved calls, and withholds from the actions with `gpus=` that are placed next
+        the free GPUs that are booked for such a call, or whose copy has waiting calls and has not
+        been there for its minimum residency. `give_back` follows.
+        """
+        self._rescue_starved(self._oldest())
+        if self._booked is not None:
+            number, gpus = self._booked
+            node = self._view.nodes[number]
+            self._withhold(node, tuple(
+                gpu for gpu in sorted(gpus) if node.gpus.is_free(gpu)
+                and not (number in self._kept and (number, gpu) in self._copies.at)))
+        for copies in self._copies.of.values():
+            for copy in copies:
+                if self._copies.is_idle(copy) and self._must_stay(copy):
+                    self._withhold(copy.node, copy.gpus)
+
+    def _withhold(self, node: NodeView, gpus: tuple[int, ...]) -> None:
+        if gpus:
+            node.gpus.take(gpus)
+            self._withheld.append((node, gpus))
+
+    def give_back(self, kept: Collection[int]) -> set[int]:
+        """Takes note of the actions that have been placed, and returns the nodes where GPUs were
+        withheld from them. `go` follows.
+
+        Args:
+            kept: the nodes on which an action that nothing may overtake lacks GPUs now.
+        """
+        for node, gpus in self._withheld:
+            node.gpus.give(gpus)
+        self._copies.forget_evicted()
+        self._losses = {}
+        self._booked, self._drains, self._kept = None, False, kept
+        return {node.node for node, _ in self._withheld}
 
     def go(self) -> int:
-        oldest = [(o, want) for want, q in self._queues.items() if (o := q.oldest()) is not None]
-        oldest.sort(key=lambda x: (self._rank(x[0]), self._came(x[0]), x[0].order_tag))
-        for first, want in oldest:
-            if self._now - self._came(first) >= self._starvation_limit(want):
-                self._rescue(want)
+        """Starts service calls; returns when to look again, in epoch ns, or 0 for no need.
+
+        O(queues + kinds x (kinds + blocks) + calls looked at x log copies).
+        """
+        oldest = self._oldest()
+        self._rescue_starved(oldest)
         for first, want in oldest if self._parts is not None else ():
             self._claim(want, self._priority(oldest[0][0]) > self._priority(first))
         for _, want in oldest:
@@ -147,10 +184,23 @@ class _Cycle:
         if self._booked is not None and self._drains:
             number, gpus = self._booked
             self._placement.drained.update((number, gpu) for gpu in gpus)
+        self._placement.drained.update(at for at, copy in self._copies.at.items()
+                                       if at[0] in self._kept and self._is_drained(copy))
         for want, q in self._queues.items():
             if (left := q.oldest()) is not None:
                 self._look_again(self._came(left) + self._starvation_limit(want))
         return self._again_at
+
+    def _oldest(self) -> list[tuple[Next, ActionShape]]:
+        """Returns the oldest call of each kind, in the order in which kinds are looked at."""
+        oldest = [(o, want) for want, q in self._queues.items() if (o := q.oldest()) is not None]
+        oldest.sort(key=lambda x: (self._rank(x[0]), self._came(x[0]), x[0].order_tag))
+        return oldest
+
+    def _rescue_starved(self, oldest: list[tuple[Next, ActionShape]]) -> None:
+        for first, want in oldest:
+            if self._now - self._came(first) >= self._starvation_limit(want):
+                self._rescue(want)
 
     def _bring_in(self, wants: list[ActionShape]) -> None:
         """Brings in a copy for each kind without one, then copies for the kinds in turn."""
@@ -252,14 +302,15 @@ class _Cycle:
             self._parts.used(copy)
 
     def _is_booked(self, node: NodeView, gpus: tuple[int, ...]) -> bool:
-        if node.node in self._kept:
-            return True
+        return node.node in self._kept or self._is_booked_block(node, gpus)
+
+    def _is_booked_block(self, node: NodeView, gpus: tuple[int, ...]) -> bool:
         booked = self._booked
         return booked is not None and booked[0] == node.node and not booked[1].isdisjoint(gpus)
 
     def _is_drained(self, copy: PlacedCopy) -> bool:
         if copy.node.node in self._kept:
-            return True
+            return not self._must_stay(copy)
         return self._drains and self._is_booked(copy.node, copy.gpus)
 
     def _idle(self, want: ActionShape, most: int = NO_LIMIT) -> PlacedCopy | None:
@@ -377,7 +428,9 @@ class _Cycle:
         """
         best: Spot | None = None
         for node, gpus, over in self._copies.blocks(want, size):
-            if node.node in self._kept or self._is_booked(node, gpus):
+            if node.node in self._kept and (over or not force):
+                continue
+            if self._is_booked_block(node, gpus):
                 continue
             claims = [] if force else self._claimed(want, call, over, size)
             if any(self._must_stay(c) or self._is_kept_from_starved(c, want, call) if force

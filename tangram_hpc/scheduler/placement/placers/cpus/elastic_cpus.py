@@ -14,6 +14,7 @@ lately (`tenant_parts.py`); a broker that is started again begins without it.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from .....domain.action import Action
@@ -107,6 +108,11 @@ class ElasticCpus:
     def keeping_gpus(self) -> list[int]:
         """Returns the nodes whose GPUs no call of a service may take now."""
         return [n for n, kept in self._nodes.items() if kept.keeps_gpus]
+
+    def look_again_at(self, nodes: Iterable[int]) -> None:
+        """Looks at nodes in the next cycle although they may not have changed by then."""
+        for number in nodes:
+            self._nodes[number].revision = -1
 
     def _due(self, view: Snapshot) -> list[NodeView]:
         """Returns the nodes to look at.
