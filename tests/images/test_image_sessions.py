@@ -18,6 +18,7 @@ from tangram_hpc.accounting.fields import as_json
 from tangram_hpc.accounting.record import fold
 from tangram_hpc.cli import main
 from tangram_hpc.images import image_builder
+from tangram_hpc.images.pull import PullSettings, pull
 from tangram_hpc.storage.access import Access, mark_ended, write_access
 from tangram_hpc.storage.journal_segments import read_journals
 
@@ -112,6 +113,20 @@ def test_an_image_that_can_never_be_used_says_so(cluster: LocalCluster, tmp_path
     for wrong in ("Not A Name", "./relative", "library://x"):
         with pytest.raises(tangram_hpc.InvalidInput, match=r"^image: "):
             cluster.session(image=wrong)
+
+
+def test_a_folder_in_the_place_of_another_is_the_image_of_later_sessions(
+        cluster: LocalCluster, tmp_path: Path) -> None:
+    """Sandboxes of the earlier folder wait ready-made, and are of no use for the new one."""
+    layout, image = small().layout(tmp_path / "layout"), tmp_path / "image"
+    made = pull(f"oci:{layout}", PullSettings(str(tmp_path / "store")), {}).folder
+    for text in ("first", "second", "third"):
+        shutil.copytree(made, image, symlinks=True)
+        (image / "etc/hello").write_text(text)
+        for writable in (True, False, True, False):
+            with cluster.session(image=str(image), writable=writable) as session:
+                assert session.exec("cat /etc/hello").result(60).check().text == text
+        shutil.rmtree(image)  # the next folder may get the same inode
 
 
 def test_a_session_that_is_closed_while_its_image_comes_is_gone_at_once(

@@ -147,6 +147,18 @@ def test_a_cooled_pool_gives_up_its_idle_processes_and_builds_no_more() -> None:
     assert len(yard.made) == 3
 
 
+def test_a_cooled_pool_begins_no_process_that_was_asked_for_before() -> None:
+    yard = Yard(1)
+    pool = yard.pool(warm=3)
+    pool.warm_up()
+    assert pool.cool() == [] and pool.cooled
+    yard.boot(pool, yard.made[0])  # its start makes room for the two that are left
+    assert len(yard.made) == 1
+    pool.heat(3)
+    pool.warm_up()
+    assert len(yard.made) == 2 and not pool.cooled
+
+
 # ---- of a real worker --------------------------------------------------------------------------
 
 
@@ -158,7 +170,17 @@ def worker(tmp_path: Path) -> Any:
 
 
 def free(rig: Rig, box: SandboxSpec) -> list[Any]:
-    return rig.executor._supervisor._pools[box].free
+    return rig.executor._supervisor._pools[box, ()].free
+
+
+def test_a_sandbox_that_comes_up_after_its_pool_has_cooled_is_ended(worker: Rig) -> None:
+    pool = worker.executor._supervisor.pool(SandboxSpec("process", True, network=False))
+    pool.warm_up()
+    worker.until(lambda: pool._booting)
+    assert pool.cool() == [], "none is ready"
+    worker.until(lambda: not pool._booting)
+    worker.until(lambda: not pool._size)
+    assert not pool.free
 
 
 def test_each_sandbox_kind_is_kept_warm_from_its_first_use_on(worker: Rig) -> None:

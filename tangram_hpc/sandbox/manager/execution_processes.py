@@ -68,6 +68,7 @@ class ExecutionProcess:
         number: by which worker and fork server know it.
         kind: INIT or RUNNER.
         box: how its sandbox is built.
+        image_state: which folder the image of its box was when a pool asked for it.
         home: the name of its directory.
         fresh: whether that directory was made for it, and is not that of a dead process.
         origin: a directory whose files it begins with a copy of; empty for none.
@@ -103,6 +104,7 @@ class ExecutionProcess:
         "functions",
         "group",
         "home",
+        "image_state",
         "inbox",
         "isolation",
         "kept",
@@ -126,6 +128,7 @@ class ExecutionProcess:
         self.number = number
         self.kind = kind
         self.box = box
+        self.image_state: tuple[int, ...] = ()
         self.home, self.fresh = "", True
         self.group: Group | None = None
         self.broken = ""

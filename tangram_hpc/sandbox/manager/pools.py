@@ -46,6 +46,7 @@ class Pool:
 
     Attributes:
         warm: how many processes to have before they are needed.
+        cooled: whether `cool` gave up its warm processes since `warm` was last set.
         free: processes that wait for an action, or for a session to take them.
         waiting: attempts that wait for a process.
 
@@ -61,6 +62,7 @@ class Pool:
         self._limiter = limiter
         self._limit = limit
         self.warm = warm
+        self.cooled = False
         self._asked = 0
         self._booting: set[int] = set()
         self._size = 0
@@ -78,8 +80,14 @@ class Pool:
             self._asked += 1
             self._limiter.ask(self._begin)
 
-    def _begin(self) -> ExecutionProcess:
+    def heat(self, warm: int) -> None:
+        """Sets how many processes the pool has before they are needed."""
+        self.warm, self.cooled = warm, False
+
+    def _begin(self) -> ExecutionProcess | None:
         self._asked -= 1
+        if self.cooled and not self.waiting:
+            return None
         process = self._fork()
         self._booting.add(process.number)
         return process
@@ -102,8 +110,10 @@ class Pool:
         return not self._booting and not self._size and not self._asked
 
     def cool(self) -> list[ExecutionProcess]:
-        """Gives up warm processes; returns those that wait, for the caller to end."""
-        self.warm = 0
+        """Gives up warm processes; returns those that wait, for the caller to end. The caller also
+        ends each later one for which nothing waits.
+        """
+        self.warm, self.cooled = 0, True
         idle, self.free = self.free, []
         return idle
 

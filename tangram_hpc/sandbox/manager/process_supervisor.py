@@ -35,6 +35,7 @@ from .pools import Pool, StartLimiter
 
 _WARM_BOXES = 4  # most warm pools at a time; the pool that was used longest ago is dropped first
 _SPARE = 4  # inits beyond one for each unit, because some actions hold no unit
+_State = tuple[int, ...]  # tells a folder from another one at the same path
 _RUNNER_BOX = SandboxSpec()
 _FREE = SandboxLimits()
 
@@ -71,7 +72,7 @@ class ProcessSupervisor:
         self.start_limiter = StartLimiter(settings.starts_max or max(2, os.cpu_count() or 1))
         self.runners = Pool(lambda: self._fork_server.fork(RUNNER, _RUNNER_BOX), self.start_limiter,
                             units, 0)
-        self._pools: dict[SandboxSpec, Pool] = {}
+        self._pools: dict[tuple[SandboxSpec, _State], Pool] = {}
         if guards_without_image(backends.untrusted):
             self.pool(backends.box(SessionSpec(0))).warm_up()
 
@@ -82,23 +83,35 @@ class ProcessSupervisor:
 
     def pool(self, box: SandboxSpec) -> Pool:
         """Returns the pool of a box. A pool is warm from its first use until four other pools have
-        been used since. A pool for an open network has no warm processes, since each of them would
-        need a network stack that runs.
+        been used since, or until another folder has taken the place of its image, which its
+        sandboxes do not have. A pool for an open network has no warm processes, since each of them
+        would need a network stack that runs.
         """
-        pool = self._pools.pop(box, None)
+        key = box, _state_of(box.image)
+        pool = self._pools.pop(key, None)
         if pool is None:
-            pool = Pool(lambda: self.fork(box), self.start_limiter, self._limit, 0)
-        self._pools[box] = pool  # keeps them in the order of use
+            pool = Pool(lambda: self._fork_spare(*key), self.start_limiter, self._limit, 0)
+            self._cool([other for (its, _), other in self._pools.items() if its == box])
+        self._pools[key] = pool  # keeps them in the order of use
         if pool.warm != self._warm and box.network != OPEN:
-            pool.warm = self._warm
-            for old in [p for p in self._pools.values() if p.warm][:-_WARM_BOXES]:
-                for process in old.cool():
-                    process.kill()
+            pool.heat(self._warm)
+            self._cool([p for p in self._pools.values() if p.warm][:-_WARM_BOXES])
         return pool
+
+    def _fork_spare(self, box: SandboxSpec, state: _State) -> ExecutionProcess:
+        process = self.fork(box)
+        process.image_state = state
+        return process
+
+    def _cool(self, pools: list[Pool]) -> None:
+        for pool in pools:
+            for process in pool.cool():
+                process.kill()
 
     def pool_of(self, process: ExecutionProcess) -> Pool:
         """The pool of a process that has no session."""
-        return self.runners if process.kind == RUNNER else self._pools[process.box]
+        return (self.runners if process.kind == RUNNER
+                else self._pools[process.box, process.image_state])
 
     def fork(self, box: SandboxSpec, home: str = "") -> ExecutionProcess:
         """Asks for an init in the directory named `home`, or in a fresh one."""
@@ -191,3 +204,13 @@ class ProcessSupervisor:
         self._roots.append(root)
         self._etc = etc.copy_etc(self.backends.read, f"{root}/etc")
         return ForkServerClient(self._owner, root, self._numbers)
+
+
+def _state_of(image: str) -> _State:
+    """Tells an image's folder from another one at the same path; empty where there is no folder."""
+    try:
+        about = os.stat(image) if image.startswith("/") else None
+    except OSError:
+        return ()
+    # the kernel may give a new folder the inode number of a removed one
+    return (about.st_dev, about.st_ino, about.st_ctime_ns) if about is not None else ()

@@ -579,13 +579,15 @@ class SandboxExecutor:
 
     def _idle(self, process: ExecutionProcess) -> None:
         """Gives the next waiting attempt to a process that has no session, or puts it back into its
-        pool.
+        pool. If that pool has given up its warm processes, it ends the process.
         """
         pool = self._supervisor.pool_of(process)
         while pool.waiting:
             attempt = pool.waiting.popleft()
             if self.waits(attempt):
                 return self.dispatch(attempt, process)
+        if pool.cooled:
+            return process.kill()
         pool.free.append(process)
 
     # ---- results ----
