@@ -40,6 +40,7 @@ OUTPUT = ".tangram-output"  # where a runner's stdout and stderr go, in its scra
 
 INIT = "init"
 RUNNER = "runner"
+NEVER_BUILT = 78  # exit status of an init whose sandbox no other init can build either
 
 
 class ProcessFrame(msgspec.Struct, frozen=True, array_like=True, tag_field="k"):

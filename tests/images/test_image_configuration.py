@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers.image_rig import entry, folder, libraries, small
 
-from tangram_hpc import InfeasibleRequest, LocalCluster, SessionLost
+from tangram_hpc import InfeasibleRequest, LocalCluster
 
 pytestmark = [
     pytest.mark.skipif(not shutil.which("bwrap"), reason="bubblewrap is not installed"),
@@ -78,8 +78,10 @@ def test_an_image_without_these_is_as_before(cluster: LocalCluster, tmp_path: Pa
 def test_a_directory_that_cannot_be_entered_refuses_the_session(
         cluster: LocalCluster, tmp_path: Path, wrong: str) -> None:
     layout = small(WorkingDir=wrong).layout(tmp_path / "layout")
-    with pytest.raises((SessionLost, InfeasibleRequest), match="correct WORKDIR of the image"):
-        cluster.session(image=f"oci:{layout}").opened.result(60)
+    for writable in (True, False):
+        session = cluster.session(image=f"oci:{layout}", writable=writable)
+        with pytest.raises(InfeasibleRequest, match="correct WORKDIR of the image"):
+            session.opened.result(60)
 
 
 def test_a_user_that_is_not_there_fails_the_command(cluster: LocalCluster, tmp_path: Path) -> None:

@@ -36,6 +36,26 @@ print("execution process lives", join.capabilities(), pause.inside, flush=True)
 sys.stdin.read()
 """
 
+UNBUILT = """
+import os, sys
+from tangram_hpc.protocol.process_frames import SandboxSpec, Setup
+from tangram_hpc.sandbox.process import bootstrap, isolation_setup
+from tangram_hpc.sandbox.process.units_file import UnitsFile
+bootstrap.guard("execution", 9)
+os.dup2(0, bootstrap.MODES)
+UnitsFile(sys.argv[1])
+box = SandboxSpec("bwrap", True, ("example.org",), sys.argv[2], workdir="/etc/file")
+try:
+    isolation_setup.build(Setup(0, 0, box, tuple(sys.argv[3:])), sys.argv[1])
+except isolation_setup.Unbuildable as error:
+    print(error.never, error, flush=True)
+try:
+    while os.waitpid(-1, 0):  # for ever, if one was not killed
+        pass
+except ChildProcessError:
+    print("nothing is left", flush=True)
+"""
+
 ORPHAN = """
 import os, subprocess, sys
 from tangram_hpc.sandbox.isolation.container_runtimes import RUNTIMES
@@ -60,6 +80,18 @@ def run(home: Path, script: str) -> str:
     out, _ = process.communicate(timeout=60)
     assert "execution process lives 0" in out
     return out
+
+
+def test_a_sandbox_that_fails_after_its_isolation_leaves_no_process(tmp_path: Path) -> None:
+    """From within it does not see its children in /proc, and must know them."""
+    place, image = str(tmp_path / "place"), tmp_path / "image"
+    scratch.make(place)
+    (image / "etc").mkdir(parents=True)
+    (image / "etc/file").touch()
+    done = subprocess.run([sys.executable, "-c", UNBUILT, place, str(image), *READ], text=True,
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=30)
+    assert done.stdout == ("True image: its working directory '/etc/file' cannot be entered "
+                           "(Not a directory); correct WORKDIR of the image\nnothing is left\n")
 
 
 def test_a_bwrap_sandbox_shows_only_the_listed_folders(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ itself: the execution processes and their fork server do.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
 from pathlib import Path
@@ -30,6 +31,7 @@ from ...protocol.message import (
 )
 from ...protocol.payload import ErrorReturn, FunctionCall, decode, encode, owner_of_result
 from ...protocol.process_frames import (
+    NEVER_BUILT,
     PAYLOAD_MAX,
     RUNNER,
     CreditInput,
@@ -523,7 +525,8 @@ class SandboxExecutor:
             self._orphan(self._attempts[lease], process, status, reason, none_left, tail)
         if none_left:
             process.leases.clear()
-        process.kept = bool(process.session) and self._sessions.lost(process, reason)
+        never = os.WIFEXITED(status) and os.WEXITSTATUS(status) == NEVER_BUILT
+        process.kept = bool(process.session) and self._sessions.lost(process, reason, never)
         if not process.session:
             self._pool_lost(process, reason)
         if none_left:

@@ -283,9 +283,14 @@ class Sessions:
         process.send(ExitProcess())
         self._loop.call_later(_CLOSE_S, process.kill)
 
-    def lost(self, process: ExecutionProcess, reason: str) -> bool:
+    def lost(self, process: ExecutionProcess, reason: str, never: bool = False) -> bool:
         """Notes that an init is dead; returns whether its files are kept for another one. If so,
         `restart` must follow as soon as its descendants have ended.
+
+        Args:
+            process: the init.
+            reason: why it is dead.
+            never: whether no init can build its sandbox.
         """
         session = self._open.get(process.session)
         if session is None:
@@ -297,7 +302,8 @@ class Sessions:
         if session.still is not None:
             self.held_still(process, "its sandbox's init ended")
         if session.closing or not was_up or session.deaths > _DEATHS_MAX:
-            self._end(session, "" if session.closing else reason)
+            began = session.was_up or session.spec.files  # the latter: on another node
+            self._end(session, "" if session.closing else reason, never and not began)
             return False
         return True
 

@@ -285,13 +285,13 @@ def _live(control: socket.socket, modes: int, highest: int, home: str, kind: str
         beside = _directory()
         control = become(control, modes, highest, home, kind, parent)
         if kind == INIT:
-            Init(control, home).serve()
+            status = Init(control, home).serve()
         else:
             from . import runner  # cloudpickle is for runners only
 
             sys.path[:0] = beside
             runner.serve(control, home)
-        status = 0
+            status = 0
     except SystemExit:
         status = 1
     except BaseException:  # noqa: BLE001 - the outermost loop: tell, and end

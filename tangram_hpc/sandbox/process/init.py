@@ -37,6 +37,7 @@ from ...protocol.payload import (
     encode,
 )
 from ...protocol.process_frames import (
+    NEVER_BUILT,
     RECEIVE,
     Broken,
     ConnectPort,
@@ -116,6 +117,7 @@ class Init:
         _watch_at: when to begin to read the command's output (monotonic ns); 0 once that has begun.
         _file_mib: the limit in MiB on the size of one file; 0 for none.
         _ending: whether the loop stops; `_closing`: whether the files are removed then.
+        _status: the exit status of this process.
         _wake: a pipe with a byte for each signal.
     """
 
@@ -142,6 +144,7 @@ class Init:
         self._watch_at = 0
         self._file_mib = 0
         self._ending = self._closing = False
+        self._status = 0
         self._wake, into = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(into, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, where: None)
@@ -153,8 +156,10 @@ class Init:
     def _on_term(self, number: int, where: FrameType | None) -> None:
         self._ending = True
 
-    def serve(self) -> None:
-        """Serves until its worker closes it or goes away; then nothing beneath it is left."""
+    def serve(self) -> int:
+        """Serves until its worker closes it or goes away; then nothing beneath it is left. Returns
+        the exit status.
+        """
         try:
             while not self._ending:
                 if self._fast_path is not None and self._stands() == self._fast_path.stands:
@@ -165,6 +170,7 @@ class Init:
             pass  # the worker is gone
         finally:
             self._end()
+        return self._status
 
     def _turn(self) -> None:
         """Waits for the next event and handles it."""
@@ -316,6 +322,8 @@ class Init:
                 frozen_files.begin(setup.origin, self._place, setup.box.image)
             self._isolation = isolation_setup.build(setup, self._place)
         except (isolation_setup.Unbuildable, scratch.Uncopied, OSError) as error:
+            if isinstance(error, isolation_setup.Unbuildable) and error.never:
+                self._status = NEVER_BUILT
             return self._fall(str(error))
         self._setup, self._home = setup, self._isolation.home
         self._begin = setup.box.workdir or self._home

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from ...domain.session import OPEN, leads_outside
@@ -50,12 +51,21 @@ _NO_LISTENER = ("backend: process cannot build a sandbox here: a system call fil
                 "of that container, or use bwrap")
 
 
+# why a directory cannot be made or entered, if that does not depend on the moment
+_LASTING = frozenset({errno.EACCES, errno.EEXIST, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG,
+                      errno.ENOENT, errno.ENOTDIR, errno.EPERM, errno.EROFS})
+
+
 class Unbuildable(Exception):
-    """The sandbox cannot be built; the text is one line that says why."""
+    """The sandbox cannot be built; the text is one line that says why.
 
+    Attributes:
+        never: whether no other sandbox of the same box and the same files can be built either.
+    """
 
-class _NoWorkdir(Exception):
-    """Raised when the WORKDIR of an image cannot be entered; the text is one line that says why."""
+    def __init__(self, text: str, never: bool = False) -> None:
+        super().__init__(text)
+        self.never = never
 
 
 @dataclass(frozen=True)
@@ -98,10 +108,23 @@ def build(setup: Setup, home: str) -> SandboxIsolation:
     Raises:
         Unbuildable: it cannot be isolated as promised.
     """
+    with ExitStack() as undo:
+        built = _built(setup, home, undo)
+        undo.pop_all()
+    return built
+
+
+def _built(setup: Setup, home: str, undo: ExitStack) -> SandboxIsolation:
+    """Does the work of `build`. What has to be ended after a failure goes into `undo`: from within
+    a sandbox this process does not find its children in /proc.
+    """
     box = setup.box
     try:
         proxy = ProxyProcess(box.network, setup.read) if isinstance(box.network, tuple) else None
         stack = OpenNetwork(setup.read) if box.network == OPEN else None
+        for helper in (proxy, stack):
+            if helper is not None:
+                undo.callback(helper.end)
         cgroupfs.join(setup.joins)
         if box.backend != "process" or box.trusted:
             os.close(MODES)
@@ -110,14 +133,14 @@ def build(setup: Setup, home: str) -> SandboxIsolation:
         if root_record.recorded(home) is not None and not setup.root:
             raise Unbuildable("image: the session's files are changes to an image; open it with "
                               "that image and with writable=True")
-        built = (_rooted if setup.root else _held)(setup, home, stack)
+        built = (_rooted if setup.root else _held)(setup, home, stack, undo)
         if box.workdir:
             _make_workdir(box.workdir, box.writable)
         return built if proxy is None else _filtered(built, proxy)
     except NoOpenNetwork as error:
         process_tree.end_beneath(_END_S)
         raise Unbuildable(f"network: no open one can be built here ({error})") from None
-    except (image_root.Unusable, _NoWorkdir) as error:
+    except image_root.Unusable as error:
         raise Unbuildable(str(error)) from None
     except PauseFailed as error:
         process_tree.end_beneath(_END_S)
@@ -154,10 +177,11 @@ def _process(setup: Setup, home: str) -> SandboxIsolation:
                             path_of(home))
 
 
-def _held(setup: Setup, home: str, stack: OpenNetwork | None) -> SandboxIsolation:
+def _held(setup: Setup, home: str, stack: OpenNetwork | None, undo: ExitStack) -> SandboxIsolation:
     box, runtime = setup.box, RUNTIMES[setup.box.backend]
     what = _container(setup, home)
     pause = PauseProcess(runtime.argv(what), runtime.env(os.environ), _READY_S)
+    undo.callback(pause.end)
     if stack is not None:
         stack.attach(pause.inside)
     inner = IMAGE if box.image and box.backend == "bwrap" else ""
@@ -173,7 +197,8 @@ def _held(setup: Setup, home: str, stack: OpenNetwork | None) -> SandboxIsolatio
                             bool(box.image), None, pause, own, tmp_names(what), stack)
 
 
-def _rooted(setup: Setup, home: str, stack: OpenNetwork | None) -> SandboxIsolation:
+def _rooted(setup: Setup, home: str, stack: OpenNetwork | None,
+            undo: ExitStack) -> SandboxIsolation:
     """Returns a sandbox with an image that it may write. Where its user 0 is the only user, the
     filter lets calls that change users and owners succeed without effect, in trusted code as well.
     """
@@ -187,6 +212,7 @@ def _rooted(setup: Setup, home: str, stack: OpenNetwork | None) -> SandboxIsolat
     what = _container(setup, home, root.folder)
     pause = PauseProcess(runtime.argv(what), runtime.env(os.environ), _READY_S, root.enter,
                          root.map_users)
+    undo.callback(pause.end)
     if stack is not None:
         stack.attach(pause.inside)
     join.enter(pause.inside, SESSION, IMAGE,
@@ -224,8 +250,9 @@ def _make_workdir(path: str, writable: bool) -> None:
         os.chdir(path)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise _NoWorkdir(f"image: its working directory {path!r} cannot be entered ({why}); "
-                         "correct WORKDIR of the image") from None
+        raise Unbuildable(f"image: its working directory {path!r} cannot be entered ({why}); "
+                          "correct WORKDIR of the image",
+                          not isinstance(error, OSError) or error.errno in _LASTING) from None
     finally:
         os.chdir(here)
 
