@@ -6,8 +6,8 @@ as it is. A file is copied where the file system allows no more links.
 
 Layers lie one on the other as an overlay shows them: a directory over a directory is both, anything
 else replaces what is below it. A directory that a layer has without an entry of its own replaces no
-link: `bin/tool` of a layer goes through the link `bin -> usr/bin` of a lower one, as it does with
-other programs that unpack images.
+link: `bin/tool` of a layer goes through the link `bin -> usr/bin` of a lower one, and its whiteout
+`bin/.wh.tool` removes `usr/bin/tool`, as with other programs that unpack images.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def merge_layers(layers: Sequence[UnpackedLayer], root: str) -> None:
     try:
         for layer in layers:
             for path in layer.notes.emptied:
-                _empty(path, top)
+                _empty(path, layer, top, tree)
             for path in layer.notes.removed:
-                _remove(path, top)
+                _remove(path, layer, top, tree)
             source = os.open(layer.folder, FOLDER)
             try:
                 _lay(source, top, "", frozenset(layer.notes.implied), tree)
@@ -170,25 +170,42 @@ def _clear(name: str, parent: int) -> None:
         os.unlink(name, dir_fd=parent)
 
 
-def _parent(path: str, top: int) -> tuple[int, str] | None:
-    """Opens the directory above a path, without following links; None if there is none."""
+def _parent(path: str, layer: UnpackedLayer, top: int, tree: ConfinedTree
+            ) -> tuple[int, str] | None:
+    """Opens the directory above the path of a whiteout; None if there is none. A link of a lower
+    layer is followed, if the layer of the whiteout does not replace the link."""
     *above, name = path.split("/")
     here = os.dup(top)
-    for part in above:
+    for depth, part in enumerate(above, 1):
         try:
-            there = os.open(part, FOLDER, dir_fd=here)
+            there: int | None = os.open(part, FOLDER, dir_fd=here)
+        except FileNotFoundError:
+            there = None
         except OSError as error:
+            if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+                raise
+            there = _behind("/".join(above[:depth]), layer, tree)
+        finally:
             os.close(here)
-            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-                return None
-            raise
-        os.close(here)
+        if there is None:
+            return None
         here = there
     return here, name
 
 
-def _remove(path: str, top: int) -> None:
-    found = _parent(path, top)
+def _behind(path: str, layer: UnpackedLayer, tree: ConfinedTree) -> int | None:
+    """Opens the directory to which a link leads; None if the layer has an entry in its place, or if
+    it leads to no directory of the image."""
+    if path not in layer.notes.implied and os.path.lexists(f"{layer.folder}/{path}"):
+        return None
+    tree.forget()
+    with suppress(FileNotFoundError, ImageRefused):
+        return os.dup(tree.folder(parts_of(path), make=False))
+    return None
+
+
+def _remove(path: str, layer: UnpackedLayer, top: int, tree: ConfinedTree) -> None:
+    found = _parent(path, layer, top, tree)
     if found is None:
         return
     try:
@@ -199,8 +216,8 @@ def _remove(path: str, top: int) -> None:
         os.close(found[0])
 
 
-def _empty(path: str, top: int) -> None:
-    found = _parent(f"{path}/." if path else ".", top)
+def _empty(path: str, layer: UnpackedLayer, top: int, tree: ConfinedTree) -> None:
+    found = _parent(f"{path}/." if path else ".", layer, top, tree)
     if found is None:
         return
     try:
