@@ -311,6 +311,17 @@ def test_each_way_to_build_an_image_root_gives_the_same_results(
     assert fingerprint(image) == before
 
 
+def test_sandboxes_that_copy_their_image_do_not_wait_ready_made(
+        tmp_path: Path, image: Path, found: Backends) -> None:
+    rig = ImageRig(tmp_path, trusted=False, warm=1)
+    rig.image = str(image)
+    for way in dict.fromkeys(("copy", found.root)):
+        _with(rig, way)
+        pool = rig.executor._supervisor.pool(rig.session(rig.start()).box)
+        assert bool(pool._asked or pool._booting or pool._size) == (way != "copy")
+    rig.close()
+
+
 def test_a_writable_root_that_cannot_be_built_is_refused_with_the_remedy(
         rig: ImageRig, found: Backends) -> None:
     none = replace(found, root="", why_not={"image root by overlay": "too old"})

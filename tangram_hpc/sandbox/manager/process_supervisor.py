@@ -108,6 +108,13 @@ class ProcessSupervisor:
             for process in pool.cool():
                 process.kill()
 
+    def build_more(self, process: ExecutionProcess) -> None:
+        """Builds sandboxes like that of a process for the next sessions, unless each of them would
+        be a copy of an image, which takes as much of the disk as the image.
+        """
+        if "copy" not in process.isolation.split("+"):
+            self.pool(process.box).warm_up()
+
     def pool_of(self, process: ExecutionProcess) -> Pool:
         """The pool of a process that has no session."""
         return (self.runners if process.kind == RUNNER

@@ -135,14 +135,12 @@ class Sessions:
             return self._unpack(session)
         if spec.snapshot:
             return self._from_snapshot(session)
-        pool = self._supervisor.pool(session.box)
-        process = pool.give_away()
+        process = self._supervisor.pool(session.box).give_away()
         if process is None:
             self._supervisor.start_limiter.ask(lambda: self._build(session))
         else:
             session.process, process.session = process, spec.id
             self.up(process)
-        pool.warm_up()  # for the next session
 
     def _build(self, session: NodeSession, home: str = "",
                origin: str = "") -> ExecutionProcess | None:
@@ -229,6 +227,8 @@ class Sessions:
         session.was_up = True
         if first:
             self._reports.session_up(session.id, session.image)
+            if process.fresh and not process.origin:
+                self._supervisor.build_more(process)
         if session.packing:
             return process.kill()
         self._next(session)
