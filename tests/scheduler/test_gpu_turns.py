@@ -129,5 +129,5 @@ def test_an_action_that_asks_for_gpus_is_counted_while_it_waits() -> None:
     w.plan()
     assert w.ledger.ready.gpu_actions == 1
     waits = second if w.ledger.actions[first].lease else first
-    w.happen(ev.ActionCancelled(w.now, waits))
+    w.happen(ev.ActionCancelled(w.now, waits, "by its client"))
     assert not w.ledger.ready.gpu_actions
