@@ -344,6 +344,47 @@ def test_a_held_session_ends_when_the_last_holder_leaves(bye: bool) -> None:
     assert list(w.ledger.clients) == [3] and not w.ledger.ownerless
 
 
+@pytest.mark.parametrize("bye", [False, True])
+def test_a_lost_client_takes_its_actions_in_a_held_session_along(bye: bool) -> None:
+    w = World()
+    w.node(cpus=1)
+    s = share(w)
+    runs, waits = submit_as(w, 1, s, 0), submit_as(w, 1, s, 1)
+    attach(w, s, join(w, 2), True, True)
+    w.plan()
+    leave(w, 1, bye)
+    if not bye:
+        w.plan()
+        assert w.ledger.actions[runs].forced_outcome is None  # it may come back within its grace
+        w.now = w.scheduler.next_deadline() - 1
+    assert replies(w.plan()) == {waits: ActionState.CANCELLED}
+    assert w.ledger.actions[runs].forced_outcome is not None
+    theirs = submit_as(w, 2, s, 0)
+    w.finish(runs, ActionState.CANCELLED)
+    assert started(w.plan()) == [theirs] and not closed(w, s) and 1 in w.ledger.clients
+    assert not w.ledger.clients[1].uid and not w.ledger.clients[1].actions
+
+
+def test_what_waits_for_a_lost_client_does_not_keep_a_held_session_after_its_holder() -> None:
+    """The broker was started again, and the owner, which alone has the call, did not come back."""
+    w = World()
+    w.node(cpus=1)
+    s = share(w)
+    submit_as(w, 1, s, 0)
+    attach(w, s, join(w, 2), True, True)
+    w.happen(ev.BrokerStarted(w.now, "1", "first-fit", "none", await_until=w.now + 10))
+    w.happen(ev.NodeRejoined(w.now, 1))
+    w.happen(ev.SessionReady(w.now, s))
+    join(w, 2)
+    w.now += 20
+    w.plan()
+    w.plan()
+    assert not w.ledger.clients[1].actions and not closed(w, s)
+    leave(w, 2, True)
+    w.plan()
+    assert closed(w, s)
+
+
 # ---- time-to-live and outliving ----------------------------------------------------------------
 
 

@@ -17,8 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...domain import event as ev
+from ...domain.action import Kind
 from ...domain.ids import client_of
-from ...domain.states import SessionState
+from ...domain.states import ENDED, SessionState
 from ..state.idle import DisconnectedClient
 from ..state.ledger import Ledger, SessionEntry
 
@@ -57,9 +58,10 @@ def expired(ledger: Ledger, now: int) -> list[ev.Event]:
                 events += [ev.ActionCancelled(now, action, _WENT)
                            for action in _never_to_start(ledger, own, client)]
         if gone.until <= now:
-            events += [ev.ActionCancelled(now, action, _WENT) for action in entry.ends_with_client]
+            ending = [*entry.ends_with_client, *_in_held_sessions(ledger, client)]
+            events += [ev.ActionCancelled(now, action, _WENT) for action in ending]
             events += [ev.SessionDetached(now, session, client) for session in entry.attached]
-            if not open_left and not entry.ends_with_client and not entry.attached:
+            if not open_left and not ending and not entry.attached:
                 events.append(ev.ClientExpired(now, client))
     return events
 
@@ -113,7 +115,8 @@ def next_expiry(ledger: Ledger, looked_at: int) -> int:
             dues.append(_due(gone, session))
             if dues[-1] or any(True for _ in _never_to_start(ledger, session, client)):
                 ends.append(_grace_end(gone, session))
-        if entry.ends_with_client or entry.attached or not dues:
+        if (entry.ends_with_client or entry.attached or not dues
+                or any(True for _ in _in_held_sessions(ledger, client))):
             ends.append(gone.until)
     return min(ends, default=0)
 
@@ -147,6 +150,21 @@ def _grace_end(gone: DisconnectedClient, session: SessionEntry) -> int:
     """When the client's grace is over for a session, epoch ns."""
     own = session.spec.grace_ns
     return gone.until if gone.bye or own < 0 else gone.since + own
+
+
+def _in_held_sessions(ledger: Ledger, client: int) -> Iterator[int]:
+    """Yields the actions of a client in those of its sessions that only others hold open, and that
+    have neither ended nor been cancelled. O(sessions), and O(actions) if it has such a session.
+    """
+    entry = ledger.clients[client]
+    held = {number for number in entry.sessions
+            if not (session := ledger.sessions[number]).ends_with_client
+            and session.state in OPEN_SESSION and not session.spec.outlives}
+    for number in entry.actions if held else ():
+        one = ledger.actions[number]
+        if (one.action.session in held and one.action.kind is not Kind.BACKGROUND
+                and not one.action.once and one.state not in ENDED and one.forced_outcome is None):
+            yield number
 
 
 def _never_to_start(ledger: Ledger, session: SessionEntry, client: int) -> Iterator[int]:
