@@ -121,6 +121,16 @@ def test_both_sides_are_served_while_both_have_more_than_fits(batch: int, wide: 
         assert w.longest_wait(name) <= 4 * OVERDUE_NS, name
 
 
+def test_wide_calls_and_wide_commands_do_not_wait_for_each_other() -> None:
+    """A wide call lacks a GPU that has a copy, and a wide command the one that is booked for it."""
+    w = Node(2, 1)
+    ended = closed_loop(w, *[lambda: w.command(2)] * 2, *[w.command] * 3,
+                        *[lambda: w.call("a", (2,))] * 4, *[lambda: w.call("b")] * 4)
+    w.play(400 * S, ended)
+    for name in ("cmd", "a", "b"):
+        assert w.longest_wait(name) <= 6 * OVERDUE_NS, name
+
+
 def test_an_action_that_asks_for_gpus_is_counted_while_it_waits() -> None:
     w = Node(1, 1)
     assert not w.ledger.ready.gpu_actions

@@ -142,9 +142,11 @@ class ServiceCycle:
         if self._booked is not None:
             number, gpus = self._booked
             node = self._view.nodes[number]
-            self._withhold(node, tuple(
-                gpu for gpu in sorted(gpus) if node.gpus.is_free(gpu)
-                and not (number in self._kept and (number, gpu) in self._copies.at)))
+            block = tuple(sorted(gpus))
+            # Where an action lacks GPUs, it takes those that have a copy. It may need the others
+            # of the block beside them, and the call would not get all of these either.
+            if number not in self._kept or not self._copies.on(node, block):
+                self._withhold(node, tuple(gpu for gpu in block if node.gpus.is_free(gpu)))
         for copies in self._copies.of.values():
             for copy in copies:
                 if self._copies.is_idle(copy) and self._must_stay(copy):
