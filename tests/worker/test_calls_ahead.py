@@ -193,7 +193,7 @@ def test_results_do_not_wait_for_the_end_of_a_long_call_behind_them(tmp_path: Pa
         for _ in range(20):
             for _ in cluster.map(time.sleep, [0] * 300):
                 pass  # such calls are expected to be short, and so they are prefetched
-            *short, long = [cluster.submit(time.sleep, s) for s in (0, 0, 0, 2)]
+            *short, long = [cluster.submit(time.sleep, s) for s in (0, 0, 0, 90)]
             for future in short:
-                future.result(1)
+                future.result(30)
             long.cancel()

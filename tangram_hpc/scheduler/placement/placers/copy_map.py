@@ -184,12 +184,16 @@ class CopyMap:
         self._add(copy)
         self.begin(copy, action, shape, self.view.ledger.services[service].restore_ns)
 
-    def forget_evicted(self) -> None:
-        """Forgets the copies from whose blocks actions took GPUs in this cycle."""
+    def forget_evicted(self) -> list[PlacedCopy]:
+        """Forgets the copies from whose blocks actions took GPUs in this cycle, and returns them.
+        """
+        gone = []
         for copy in list({id(c): c for c in self.at.values()}.values()):
             there = copy.node.gpus.resident.get(copy.gpus[0])
             if there is None or (there.service, there.gpus) != (copy.service, copy.gpus):
+                gone.append(copy)
                 self._forget(copy)
+        return gone
 
     def _forget(self, copy: PlacedCopy) -> None:
         self.of[copy.service].remove(copy)

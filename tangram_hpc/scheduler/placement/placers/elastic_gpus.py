@@ -166,7 +166,8 @@ class ServiceCycle:
         """
         for node, gpus in self._withheld:
             node.gpus.give(gpus)
-        self._copies.forget_evicted()
+        for copy in self._copies.forget_evicted():
+            self._note_used(copy)
         self._losses = {}
         self._booked, self._drains, self._kept = None, False, kept
         return {node.node for node, _ in self._withheld}
