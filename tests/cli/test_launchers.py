@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,15 @@ NODE = {"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "MASTER_ADDR": "10.0.
         "MASTER_PORT": "4711", "SLURM_CPUS_PER_TASK": "16", "HOME": "/home/me"}
 WORDS = ["bash", "-c", "python train.py"]
 TRAINERS = ("hetjob", "homogeneous", "satellites", "single-node")
+
+
+@pytest.fixture(autouse=True)
+def _own_handlers() -> Iterator[None]:
+    """Gives this process its handlers of signals back, which `run_node` replaces for good."""
+    kept = {number: signal.getsignal(number) for number in ray_node._SIGNALS}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
 
 
 def test_torchrun_gets_its_place_among_the_nodes() -> None:
@@ -83,15 +93,10 @@ def test_rays_folder_is_removed_unless_somebody_has_named_it(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     node = RayNode(1, 2, "127.0.0.1:1", tmp_path / "ray.7")
     (tmp_path / "ray.7.up").touch()
-    kept = {signum: signal.getsignal(signum) for signum in ray_node._SIGNALS}
-    try:
-        for named in ("", str(tmp_path / "r")):
-            with pytest.raises(RayFailed, match="Ray ended before the command"):
-                run_node(node, WORDS, {"PATH": f"{tmp_path}:{os.environ['PATH']}",
-                                       "TANGRAM_RAY_DIR": named})
-    finally:
-        for signum, handler in kept.items():
-            signal.signal(signum, handler)
+    for named in ("", str(tmp_path / "r")):
+        with pytest.raises(RayFailed, match="Ray ended before the command"):
+            run_node(node, WORDS, {"PATH": f"{tmp_path}:{os.environ['PATH']}",
+                                   "TANGRAM_RAY_DIR": named})
     assert list((tmp_path / "tmp").iterdir()) == []
     assert (tmp_path / "r" / "ray-start.log").exists()
 
@@ -111,15 +116,10 @@ def test_a_signal_while_ray_starts_waits_until_it_can_be_ended(
         return process
 
     monkeypatch.setattr(subprocess, "Popen", signalled)
-    kept = {number: signal.getsignal(number) for number in ray_node._SIGNALS}
-    try:
-        with pytest.raises(SystemExit) as ended:
-            run_node(RayNode(0, 2, "localhost:1", tmp_path / "ray.7"), WORDS,
-                     {"PATH": f"{tmp_path}:{os.environ['PATH']}",
-                      "TANGRAM_RAY_DIR": str(tmp_path / "r")})
-    finally:
-        for number, handler in kept.items():
-            signal.signal(number, handler)
+    with pytest.raises(SystemExit) as ended:
+        run_node(RayNode(0, 2, "localhost:1", tmp_path / "ray.7"), WORDS,
+                 {"PATH": f"{tmp_path}:{os.environ['PATH']}",
+                  "TANGRAM_RAY_DIR": str(tmp_path / "r")})
     assert ended.value.code == 128 + signal.SIGUSR1
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)

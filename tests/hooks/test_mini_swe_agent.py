@@ -87,10 +87,10 @@ def test_an_interrupted_command_is_ended(cluster: LocalCluster) -> None:
     environment.execute({"command": "true"})
     threading.Timer(0.5, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
-        environment.execute({"command": "sleep 5; touch went-on"}, timeout=60)
+        environment.execute({"command": "sleep 120; touch went-on"}, timeout=120)
     begun = time.monotonic()
     assert environment.execute({"command": "ls"})["output"] == ""
-    assert time.monotonic() - begun < 4
+    assert time.monotonic() - begun < 60
 
 
 def test_variables_of_the_configuration_and_of_this_process_are_seen(
