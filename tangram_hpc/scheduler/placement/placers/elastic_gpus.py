@@ -2,13 +2,14 @@
 
 A *kind* is all calls of one service with the same degrees. A call takes a whole free aligned block.
 Kinds are looked at in order of their oldest call; within a kind the order is that of `Waiting`.
-Nothing is kept from cycle to cycle. A cycle applies these rules in order:
 
-*Actions with `gpus=`* take free GPUs before calls do, but for those that `serve_starved` gives to
-starved kinds or withholds: calls and such actions take turns. A free GPU that a copy had last goes
-to an action that nothing may overtake, once the copy's minimum residency is over; one that an
-action had last goes to a starved kind. Where an action that nothing may overtake lacks GPUs of a
-node (`_kept`), copies there whose minimum residency is over take no further calls.
+Actions with `gpus=` take free GPUs before calls do, but they and the calls take turns (decision
+0147). A free GPU that a copy had last goes to an action that nothing may overtake, once the copy's
+minimum residency is over. One that an action had last goes to a starved kind: `serve_starved` runs
+before actions are placed, and holds GPUs back from them. Where an action that nothing may overtake
+lacks GPUs of a node, copies there whose minimum residency is over take no further calls.
+
+Nothing is kept from cycle to cycle. A cycle applies these rules in order:
 
 0. *Starved kinds.* A kind that no resident copy can serve, and whose oldest call has waited longer
    than `minimum_residency.starvation_limit_ns`, takes the free block where least is lost, also from
@@ -131,10 +132,11 @@ class ServiceCycle:
             parts = GpuParts(view.ledger, self._copies, self._turns, self._now)
             self._parts = parts if parts.several else None
         self._again_at = 0  # when to look again although nothing may have happened, in epoch ns
-        self._withheld: list[tuple[NodeView, tuple[int, ...]]] = []
+        # free GPUs that the actions of this cycle do not get
+        self._held_back: list[tuple[NodeView, tuple[int, ...]]] = []
 
     def serve_starved(self) -> None:
-        """Starts starved calls, and withholds from the actions with `gpus=` that are placed next
+        """Starts starved calls, and holds back from the actions with `gpus=` that are placed next
         the free GPUs that are booked for such a call, or whose copy has waiting calls and has not
         been there for its minimum residency. `give_back` follows.
         """
@@ -146,31 +148,31 @@ class ServiceCycle:
             # Where an action lacks GPUs, it takes those that have a copy. It may need the others
             # of the block beside them, and the call would not get all of these either.
             if number not in self._kept or not self._copies.on(node, block):
-                self._withhold(node, tuple(gpu for gpu in block if node.gpus.is_free(gpu)))
+                self._hold_back(node, tuple(gpu for gpu in block if node.gpus.is_free(gpu)))
         for copies in self._copies.of.values():
             for copy in copies:
                 if self._copies.is_idle(copy) and self._must_stay(copy):
-                    self._withhold(copy.node, copy.gpus)
+                    self._hold_back(copy.node, copy.gpus)
 
-    def _withhold(self, node: NodeView, gpus: tuple[int, ...]) -> None:
+    def _hold_back(self, node: NodeView, gpus: tuple[int, ...]) -> None:
         if gpus:
             node.gpus.take(gpus)
-            self._withheld.append((node, gpus))
+            self._held_back.append((node, gpus))
 
     def give_back(self, kept: Collection[int]) -> set[int]:
         """Takes note of the actions that have been placed, and returns the nodes where GPUs were
-        withheld from them. `go` follows.
+        held back from them. `go` follows.
 
         Args:
             kept: the nodes on which an action that nothing may overtake lacks GPUs now.
         """
-        for node, gpus in self._withheld:
+        for node, gpus in self._held_back:
             node.gpus.give(gpus)
         for copy in self._copies.forget_evicted():
             self._note_used(copy)
         self._losses = {}
         self._booked, self._drains, self._kept = None, False, kept
-        return {node.node for node, _ in self._withheld}
+        return {node.node for node, _ in self._held_back}
 
     def go(self) -> int:
         """Starts service calls; returns when to look again, in epoch ns, or 0 for no need.
