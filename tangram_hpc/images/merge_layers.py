@@ -17,7 +17,7 @@ import os
 import shutil
 import stat
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from .confined_tree import FOLDER, ConfinedTree, parts_of, remove_below
@@ -229,17 +229,18 @@ def _empty(path: str, layer: UnpackedLayer, top: int, tree: ConfinedTree) -> Non
 
 def _late_link(path: str, target: str, tree: ConfinedTree) -> None:
     (from_folder, _, source), (into_folder, _, new) = target.rpartition("/"), path.rpartition("/")
-    from_fd, into_fd = _resolved(from_folder, tree), _resolved(into_folder, tree)
-    try:
-        if stat.S_ISDIR(os.lstat(source, dir_fd=from_fd).st_mode):
-            raise ImageRefused(f"image: a layer has {path!r} as a hard link to the directory "
-                               f"{target!r}")
-        with suppress(FileNotFoundError):
-            _clear(new, into_fd)
-        _link(source, from_fd, new, into_fd)
-    except FileNotFoundError:
-        raise ImageRefused(f"image: a layer has {path!r} as a hard link to {target!r}, which no "
-                           "layer has") from None
-    finally:
-        os.close(from_fd)
-        os.close(into_fd)
+    with ExitStack() as opened:
+        try:
+            from_fd = _resolved(from_folder, tree)
+            opened.callback(os.close, from_fd)
+            into_fd = _resolved(into_folder, tree)
+            opened.callback(os.close, into_fd)
+            if stat.S_ISDIR(os.lstat(source, dir_fd=from_fd).st_mode):
+                raise ImageRefused(f"image: a layer has {path!r} as a hard link to the directory "
+                                   f"{target!r}")
+            with suppress(FileNotFoundError):
+                _clear(new, into_fd)
+            _link(source, from_fd, new, into_fd)
+        except FileNotFoundError:
+            raise ImageRefused(f"image: a layer has {path!r} as a hard link to {target!r}, which "
+                               "no layer has") from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ class Slot:
     def __init__(self, request_grant: Callable[[], GrantRequest]) -> None:
         self.cost, self.returned, self._request_grant = 0.0, 0, request_grant
         self._turn: GrantRequest | None = None
+        self._beginning = threading.Lock()  # so that of two threads only one enters
 
     @property
     def id(self) -> str:
@@ -78,10 +80,11 @@ class Slot:
         _end(self._turn, error, self.cost, self.returned)
 
     def _begin(self) -> GrantRequest:
-        if self._turn is not None and not self._turn.ended:  # its grant would never be given back
-            raise InvalidInput("slot: it is in use, and holds one call; make another one for each "
-                               "call, by `slot()` of the endpoint")
-        self._turn = turn = self._request_grant()
+        with self._beginning:
+            if self._turn is not None and not self._turn.ended:  # its grant would never come back
+                raise InvalidInput("slot: it is in use, and holds one call; make another one for "
+                                   "each call, by `slot()` of the endpoint")
+            self._turn = turn = self._request_grant()
         return turn
 
 
