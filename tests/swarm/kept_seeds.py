@@ -46,4 +46,6 @@ KEPT: tuple[tuple[Plan, str], ...] = (
     (Plan(111326, {"kill_broker": 1.5, "kill_at_write": 1.5, "bit_flip": 1.0, "cut_worker": 2.0,
                    "kill_client": 2.0}, 350, 1, 2, "none", 100_000, 0.15),
      "a flipped bit of a journal without events moved the later journals away"),
+    (Plan(160051, {"pause_broker": 2.0, "power": 3.0}, 307, 2, 2, "batch", 100_000, 0.3),
+     "the laws took a sandbox whose order was lost with the machine for the session's second one"),
 )

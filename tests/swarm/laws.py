@@ -170,9 +170,19 @@ class Laws:
             if other is None or other is executor or spec.id not in other.sandboxes:
                 continue
             node = self.job.ledger().nodes.get(other.node)
-            if node is not None and node.state is not NodeState.DOWN and not worker.driver.over:
+            if (node is not None and node.state is not NodeState.DOWN and not worker.driver.over
+                    and self._is_known(spec.id, other.node)):
                 raise LawBroken("a session has one sandbox", f"{show(spec.id)} on "
                                 f"{other.node} and {executor.node}")
+
+    def _is_known(self, session: int, node: int) -> bool:
+        """Returns whether the journal has the order for this sandbox; see `_counted`. Its node ends
+        a sandbox that the next broker does not know.
+        """
+        return (self.job.plan.sync != "batch" or not self.job.struck["power"]
+                or any(event.session == session and event.node == node
+                       for event in JobJournal(self.job.folder).events()
+                       if isinstance(event, ev.SessionPlaced)))
 
     def called(self, one: Submission) -> None:
         """A grant of an endpoint is used at most once, and no more at once than it has slots. A
