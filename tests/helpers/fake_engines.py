@@ -12,6 +12,7 @@ import json
 import select
 import socket
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -111,8 +112,8 @@ class FakeEngine:
                 pass  # its client was faster
 
     def fail(self, phase: str, how: str) -> None:
-        """The path that this phase needs: `500`, `422`, `401`, `oom`, `hang`, `drip`, `die`,
-        `shape`; empty: as usual."""
+        """The path that this phase needs: `500`, `422`, `401`, `oom`, `hang`, `drip`,
+        `slow-head`, `flood`, `die`, `shape`; empty: as usual."""
         self.failures[self.paths[phase]] = how
 
     @property
@@ -147,7 +148,11 @@ class FakeEngine:
                 with self.lock:
                     self.running -= 1
         elif how == "drip":
-            self._drip(handler)
+            self._drip(handler, b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n", b" ", 0.02)
+        elif how == "slow-head":
+            self._drip(handler, b"HTTP/1.1 200 OK\r\nX-Slow: ", b"a", 0.02)
+        elif how == "flood":
+            self._drip(handler, b"HTTP/1.1 200 OK\r\n\r\n", b" " * (1 << 20), 0)
         elif how == "die":
             raise Dies
         elif how == "oom":
@@ -158,18 +163,16 @@ class FakeEngine:
             return self.wrong(int(how), f"fake failure {how}\nwith a second line")
         return None
 
-    def _drip(self, handler: BaseHTTPRequestHandler) -> None:
-        """Begins an answer and never ends it, though bytes of it keep coming."""
-        handler.send_response(200)
-        handler.send_header("Content-Length", "1000000")
-        handler.end_headers()
-        for _ in range(int(HANG_S / 0.02)):
-            try:
-                handler.wfile.write(b" ")
-            except OSError:
-                break
-            if self.go_on.wait(0.02):
-                break
+    def _drip(self, handler: BaseHTTPRequestHandler, begin: bytes, piece: bytes,
+              pause_s: float) -> None:
+        """Begins an answer and never ends it, though pieces of it keep coming."""
+        ends = time.monotonic() + HANG_S
+        try:
+            handler.wfile.write(begin)
+            while time.monotonic() < ends and not self.go_on.wait(pause_s):
+                handler.wfile.write(piece)
+        except OSError:
+            pass  # the client has closed its connection
         raise Gone
 
     def _hang(self, sock: socket.socket) -> None:

@@ -24,6 +24,7 @@ from helpers.fake_engines import FakeEngine, score, tokens
 
 from tangram_hpc.config.services import service_spec
 from tangram_hpc.ports import OutOfDeviceMemory, ServiceDied, ServiceRefused, ServiceRequest
+from tangram_hpc.services.http import web
 from tangram_hpc.services.http.engines import make_engine
 
 TOKEN = "sesame-1234"
@@ -284,7 +285,7 @@ def test_a_cancelled_call_stays_cancelled_and_no_connection_is_left(kind: str) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("how", ["hang", "drip"])
+@pytest.mark.parametrize("how", ["hang", "drip", "slow-head"])
 def test_an_engine_that_does_not_answer_in_time_is_dead(kind: str, how: str) -> None:
     with engine_factory(kind, timeout_s=0.3) as (backend, control):
         async def life() -> None:
@@ -292,6 +293,27 @@ def test_an_engine_that_does_not_answer_in_time_is_dead(kind: str, how: str) -> 
             with pytest.raises(ServiceDied, match=r"/health did not answer within 0\.3 s"):
                 await backend.load()
             await backend.close()
+
+        run(life)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_endless_answer_fails_its_call_and_fills_no_memory(
+        kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "BODY_MAX", 8 << 20)
+    with engine_factory(kind) as (backend, control):
+        async def life() -> None:
+            await backend.load()
+            await backend.wake((0,))
+            control.fail("call", "flood")
+            for reply in await backend.call([ask("generate", prompts=["x"])] * 2):
+                assert one_line(reply.error)
+                assert "its answer has more than 8388608 bytes" in reply.error
+            control.fail("park", "flood")
+            with pytest.raises(ServiceDied, match="its answer has more than"):
+                await backend.park()
+            await backend.close()
+            await drained(control)
 
         run(life)
 

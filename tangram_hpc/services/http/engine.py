@@ -37,7 +37,7 @@ from .engine_request import (
     merge_requests,
     read_request,
 )
-from .web import HttpResponse, Web
+from .web import AnswerTooLarge, HttpResponse, Web
 
 T = TypeVar("T")
 EngineWork = Coroutine[Any, Any, T]
@@ -199,11 +199,14 @@ class HttpEngine:
         """Returns the JSON answer to a POST that computes something.
 
         Raises:
-            InvalidCall: The server refused the request, and is well.
+            InvalidCall: The server refused the request, and is well; or its answer is too large.
             OutOfDeviceMemory: The request did not fit into device memory, and the server is well.
             ServiceDied: The server is not well.
         """
-        answer = await self._web.post(path, body)
+        try:
+            answer = await self._web.post(path, body)
+        except AnswerTooLarge as error:
+            raise InvalidCall(str(error)) from None
         if answer.ok:
             return answer.json()
         # a 4xx may quote the call's own text, so "out of memory" in it means nothing

@@ -4,9 +4,10 @@ Every failure of the network becomes a `ServiceDied` of one line. The module of 
 what the engine's answers mean.
 
 Invariants: no message ever contains the token or the user part of a URL. The text of an answer is
-cut and has no line breaks. An engine is spoken to directly: no proxy or netrc file of the
-environment is used. No connection is kept between requests, because servers close idle ones when
-they like, and that would look like a server that died.
+cut and has no line breaks. However slowly or endlessly an engine answers, a request ends in time
+and keeps no more than `BODY_MAX` bytes. An engine is spoken to directly: no proxy or netrc file of
+the environment is used. No connection is kept between requests, because servers close idle ones
+when they like, and that would look like a server that died.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ...ports import ServiceDied, ServiceRefused
 
 CONNECT_S = 10.0
 CONNECTIONS = 256  # connections to one engine at a time; further requests wait
+BODY_MAX = 256 << 20  # bytes of one answer, as of one message to the broker
 _CUT = 300  # characters of an answer that an error quotes
 _MEMORY = re.compile(r"out of (device |gpu )?memory|OutOfMemory", re.IGNORECASE)
 
@@ -79,13 +81,19 @@ class HttpResponse:
         return f"{self.status}: {words[:_CUT]}" if words else str(self.status)
 
 
+class AnswerTooLarge(ServiceDied):
+    """Raised when an answer has more than `BODY_MAX` bytes. The engine need not be dead: perhaps
+    the batch was too large.
+    """
+
+
 class Web:
     """The HTTP connection to one engine.
 
     Args:
         url: `http://host:port`, which a path may follow.
         token: A bearer token, or empty.
-        timeout_s: How long each wait for the head of an answer may take, and then all of its body,
+        timeout_s: How long a request may take from its connection to the end of its answer,
             seconds.
 
     Raises:
@@ -102,23 +110,31 @@ class Web:
         self.where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
         self.timeout_s = timeout_s
         self._url, self._token = url.rstrip("/"), token
+        self._connections = asyncio.Semaphore(CONNECTIONS)
         self._slow = (httpx.TimeoutException, asyncio.TimeoutError)
         self._broken = (httpx.RequestError, httpx.InvalidURL)
         self._client = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {token}"} if token else {},
+            headers={"Accept-Encoding": "identity",  # unpacking would hold up the worker
+                     **({"Authorization": f"Bearer {token}"} if token else {})},
             timeout=httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s), pool=None),
             limits=httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=0),
             trust_env=False, follow_redirects=False)
 
     async def get(self, path: str) -> HttpResponse:
-        """Returns the answer to a GET; raises ServiceDied when no answer comes."""
+        """Returns the answer to a GET.
+
+        Raises:
+            AnswerTooLarge: The answer has more than `BODY_MAX` bytes.
+            ServiceDied: No answer came in time.
+        """
         return await self._send("GET", path, None)
 
     async def post(self, path: str, body: Any = None) -> HttpResponse:
         """Returns the answer to a POST of `body` as JSON (None: no body).
 
         Raises:
-            ServiceDied: No answer came.
+            AnswerTooLarge: The answer has more than `BODY_MAX` bytes.
+            ServiceDied: No answer came in time.
         """
         return await self._send("POST", path, None if body is None else json.dumps(body))
 
@@ -128,12 +144,9 @@ class Web:
 
     async def _send(self, method: str, path: str, content: str | None) -> HttpResponse:
         try:
-            async with self._client.stream(
-                    method, self._url + path, content=content,
-                    headers={} if content is None else {"Content-Type": "application/json"}
-                    ) as answer:
-                # httpx itself bounds the wait for each part of the body, not that for all of it
-                body = await asyncio.wait_for(answer.aread(), self.timeout_s)
+            async with self._connections:  # the wait for a free connection is not the engine's
+                # httpx itself bounds the wait for each part of an answer, not that for all of it
+                return await asyncio.wait_for(self._answer(method, path, content), self.timeout_s)
         except self._slow:
             raise ServiceDied(f"{self.where}{path} did not answer within {self.timeout_s:g} s"
                               ) from None
@@ -141,6 +154,17 @@ class Web:
             why = " ".join(str(error).split()) or type(error).__name__
             raise ServiceDied(f"{self.where} cannot be reached: {self._clean(why)[:_CUT]}"
                               ) from None
+
+    async def _answer(self, method: str, path: str, content: str | None) -> HttpResponse:
+        body = bytearray()
+        async with self._client.stream(
+                method, self._url + path, content=content,
+                headers={} if content is None else {"Content-Type": "application/json"}) as answer:
+            async for piece in answer.aiter_bytes():
+                body += piece
+                if len(body) > BODY_MAX:
+                    raise AnswerTooLarge(f"{self.where}{path}: its answer has more than "
+                                         f"{BODY_MAX} bytes; ask for less at once")
         return HttpResponse(answer.status_code, self._clean(body.decode(errors="replace")))
 
     def _clean(self, text: str) -> str:
