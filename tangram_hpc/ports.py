@@ -515,11 +515,12 @@ class ServiceBackend(Protocol):
 
     Attributes:
         shares_gpu: whether its weights may stay on a GPU while other copies are called there, and
-            those of other copies while it is called. They take as much memory there as `load` says
-            that they take of the host's.
+            theirs while it is called. They take as much memory there as `load` returns.
+        loads_here: whether `load` is work of this node, not just a wait for somebody's server.
     """
 
     shares_gpu: bool
+    loads_here: bool
 
     async def load(self) -> int:
         """Makes the copy ready, parked in host memory; returns how many MiB of host memory it

@@ -29,11 +29,13 @@ class FakeBackend:
 
     Attributes:
         shares_gpu: See `ports.ServiceBackend`; there is no memory in which anything could stay.
+        loads_here: See `ports.ServiceBackend`; it stands in for a copy that does.
         trouble: For an order ("load", "wake", "call" or "park"), the entry of `TROUBLES` that the
             next such order meets.
     """
 
     shares_gpu = False
+    loads_here = True
 
     def __init__(self, service: FakeService) -> None:
         self._service = service

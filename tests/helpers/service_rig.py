@@ -38,7 +38,7 @@ class FakeCopy:
     fit beside another request, `hang` never ends, `wrong` is refused."""
 
     def __init__(self, rig: Rig, spec: ServiceSpec, number: int) -> None:
-        self.shares_gpu = spec.name != "engine"
+        self.shares_gpu = self.loads_here = not spec.name.startswith("engine")
         self.rig, self.spec, self.number = rig, spec, number
         self.state, self.killed = "new", asyncio.Event()
 
@@ -47,6 +47,8 @@ class FakeCopy:
 
     async def load(self) -> int:
         self.log("load")
+        if self.spec.name in self.rig.never_load:
+            await asyncio.Event().wait()
         order = "load", self.spec.name
         trouble = self.rig.trouble.pop(order, None) or self.rig.always.get(order)
         if trouble is not None:
@@ -155,6 +157,7 @@ class Rig:
     log: list[tuple[object, ...]] = field(default_factory=list)
     trouble: dict[tuple[str, str], Exception] = field(default_factory=dict)
     always: dict[tuple[str, str], Exception] = field(default_factory=dict)  # of each load
+    never_load: set[str] = field(default_factory=set)  # services whose copies load for ever
     copies: list[FakeCopy] = field(default_factory=list)
     ends: dict[int, Outcome] = field(default_factory=dict)
     values: dict[int, object] = field(default_factory=dict)

@@ -24,7 +24,7 @@ from helpers.fake_engines import FakeEngine, score, tokens
 
 from tangram_hpc.config.services import service_spec
 from tangram_hpc.ports import OutOfDeviceMemory, ServiceDied, ServiceRefused, ServiceRequest
-from tangram_hpc.services.http import web
+from tangram_hpc.services.http import engine, web
 from tangram_hpc.services.http.engines import make_engine
 
 TOKEN = "sesame-1234"
@@ -290,6 +290,20 @@ def test_an_engine_that_does_not_answer_in_time_is_dead(kind: str, how: str) -> 
     with engine_factory(kind, timeout_s=0.3) as (backend, control):
         async def life() -> None:
             control.fail("load", how)
+            with pytest.raises(ServiceDied, match=r"/health did not answer within 0\.3 s"):
+                await backend.load()
+            await backend.close()
+
+        run(life)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_health_check_does_not_take_as_long_as_an_answer_may(
+        kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "HEALTH_S", 0.3)
+    with engine_factory(kind, timeout_s=600) as (backend, control):
+        async def life() -> None:
+            control.fail("load", "hang")
             with pytest.raises(ServiceDied, match=r"/health did not answer within 0\.3 s"):
                 await backend.load()
             await backend.close()

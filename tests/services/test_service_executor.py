@@ -260,6 +260,16 @@ def test_declared_copies_are_preloaded_round_robin_as_memory_allows() -> None:
     play(scene, mem_mib=5)
 
 
+def test_servers_that_do_not_answer_hold_up_no_loading_of_other_services() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.never_load = {"engine-1", "engine-2", "engine-3", "b"}
+        for service in ("engine-1", "engine-2", "engine-3", "a", "b", "c"):
+            rig.declare(service)
+        await rig.all(rig.call("a"), rig.call("c"))
+        rig.call("engine-1")  # it ends with the worker
+    play(scene)
+
+
 def test_no_more_copies_are_loaded_than_there_is_memory_for() -> None:
     async def scene(rig: Rig) -> None:
         rig.declare("a")

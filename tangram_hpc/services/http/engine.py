@@ -39,6 +39,10 @@ from .engine_request import (
 )
 from .web import AnswerTooLarge, HttpResponse, Web
 
+# seconds for a health check, whose answer takes no computation: while a server is loaded, calls of
+# others wait for the GPU
+HEALTH_S = 30.0
+
 T = TypeVar("T")
 EngineWork = Coroutine[Any, Any, T]
 
@@ -55,10 +59,12 @@ class HttpEngine:
         health_path: The path whose GET says whether the server is well; empty if it has none.
         shares_gpu: See `ports.ServiceBackend`; an awake server takes as much of a GPU as it was
             told to.
+        loads_here: See `ports.ServiceBackend`; the server's owner has loaded it.
     """
 
     health_path = "/health"
     shares_gpu = False
+    loads_here = False
 
     def __init__(self, name: str, web: Web, weights_mib: int) -> None:
         self._name, self._web, self._weights_mib = name, web, weights_mib
@@ -155,7 +161,7 @@ class HttpEngine:
         """Raises ServiceDied unless the server says that it is well."""
         if not self.health_path:
             return
-        answer = await self._web.get(self.health_path)
+        answer = await self._web.get(self.health_path, HEALTH_S)
         if answer.status >= 500:
             raise ServiceDied(f"{self._web.where}{self.health_path} answered {answer.line()}")
         if not answer.ok:

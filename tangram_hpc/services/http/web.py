@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -120,14 +121,18 @@ class Web:
             limits=httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=0),
             trust_env=False, follow_redirects=False)
 
-    async def get(self, path: str) -> HttpResponse:
+    async def get(self, path: str, most_s: float = math.inf) -> HttpResponse:
         """Returns the answer to a GET.
+
+        Args:
+            path: The path below the URL.
+            most_s: How long it may take, seconds, if that is less than `timeout_s`.
 
         Raises:
             AnswerTooLarge: The answer has more than `BODY_MAX` bytes.
             ServiceDied: No answer came in time.
         """
-        return await self._send("GET", path, None)
+        return await self._send("GET", path, None, min(most_s, self.timeout_s))
 
     async def post(self, path: str, body: Any = None) -> HttpResponse:
         """Returns the answer to a POST of `body` as JSON (None: no body).
@@ -136,20 +141,21 @@ class Web:
             AnswerTooLarge: The answer has more than `BODY_MAX` bytes.
             ServiceDied: No answer came in time.
         """
-        return await self._send("POST", path, None if body is None else json.dumps(body))
+        return await self._send("POST", path, None if body is None else json.dumps(body),
+                                self.timeout_s)
 
     async def close(self) -> None:
         """Closes every connection to the engine."""
         await self._client.aclose()
 
-    async def _send(self, method: str, path: str, content: str | None) -> HttpResponse:
+    async def _send(self, method: str, path: str, content: str | None, limit_s: float
+                    ) -> HttpResponse:
         try:
             async with self._connections:  # the wait for a free connection is not the engine's
                 # httpx itself bounds the wait for each part of an answer, not that for all of it
-                return await asyncio.wait_for(self._answer(method, path, content), self.timeout_s)
+                return await asyncio.wait_for(self._answer(method, path, content), limit_s)
         except self._slow:
-            raise ServiceDied(f"{self.where}{path} did not answer within {self.timeout_s:g} s"
-                              ) from None
+            raise ServiceDied(f"{self.where}{path} did not answer within {limit_s:g} s") from None
         except self._broken as error:
             why = " ".join(str(error).split()) or type(error).__name__
             raise ServiceDied(f"{self.where} cannot be reached: {self._clean(why)[:_CUT]}"

@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 
 from ...domain.service import ServiceSpec
 from ...ports import OutOfDeviceMemory, ServiceBackend, ServiceDied, ServiceRefused
@@ -30,7 +30,7 @@ from .device_cache import DeviceCache
 from .gpu_occupancy import Block, GpuOccupancy
 from .service_copy import ServiceCopy
 
-LOADS = 2  # copies that may be loading at the same time
+LOADS = 2  # copies that may be loading at the same time, where loading is work of this node
 DEATHS = 3  # a service is refused after so many copies in a row died while loading
 REFUSED_S = 10.0  # how long a service is refused; then the next call loads it again
 KEEPS = 4  # minimum residency while others wait for the copy, in restore times of this copy
@@ -67,9 +67,9 @@ class NodeCopies:
     def prepare(self, spec: ServiceSpec, copies: int = 1) -> None:
         """Makes a service known, and begins to load and park its first `copies` copies.
 
-        At most `LOADS` copies are loading at a time, first come first served. A service asks for
-        its second copy only after its first is loaded, so services that are prepared together get
-        their first copies first.
+        At most `LOADS` copies are loading at a time, first come first served; those of servers that
+        somebody else runs do not count. A service asks for its second copy only after its first is
+        loaded, so services that are prepared together get their first copies first.
         """
         if spec.name not in self._specs:
             self._specs[spec.name], self._preload[spec.name] = spec, copies
@@ -338,25 +338,25 @@ class NodeCopies:
             self._load_another(service)
 
     async def _loaded(self, service: str) -> ServiceCopy:
-        async with self._loads:
-            for attempt in range(1, DEATHS + 1):
-                self._numbers += 1
-                backend = self._make(self._specs[service], self._numbers)
-                try:
+        for attempt in range(1, DEATHS + 1):
+            self._numbers += 1
+            backend = self._make(self._specs[service], self._numbers)
+            try:
+                async with self._loads if backend.loads_here else nullcontext():
                     mib = await backend.load()
-                except ServiceDied as error:
-                    with suppress(ServiceDied):
-                        await backend.close()
-                    if attempt == DEATHS:
-                        raise ServiceRefused(f"service {service}: it dies while it is loaded: "
-                                           f"{error}") from None
-                    continue
-                except BaseException:
-                    backend.kill()
-                    with suppress(ServiceDied):
-                        await backend.close()
-                    raise
-                return ServiceCopy(service, backend, mib)
+            except ServiceDied as error:
+                with suppress(ServiceDied):
+                    await backend.close()
+                if attempt == DEATHS:
+                    raise ServiceRefused(f"service {service}: it dies while it is loaded: "
+                                         f"{error}") from None
+                continue
+            except BaseException:
+                backend.kill()
+                with suppress(ServiceDied):
+                    await backend.close()
+                raise
+            return ServiceCopy(service, backend, mib)
         raise AssertionError("unreachable")
 
     async def _remove(self, copy: ServiceCopy) -> None:

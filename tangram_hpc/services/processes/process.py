@@ -58,9 +58,11 @@ class ProcessBackend:
 
     Attributes:
         shares_gpu: See `ports.ServiceBackend`.
+        loads_here: See `ports.ServiceBackend`.
     """
 
     shares_gpu = True
+    loads_here = True
 
     def __init__(self, load: frames.LoadModel, place: ServicePlace, load_s: float) -> None:
         self._load, self._place, self._load_s = load, place, load_s
