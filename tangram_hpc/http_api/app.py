@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp
 
 from .. import Client, __version__
+from .awaited import hung_up
 from .code_wire import RunCodeRequest, RunCodeResponse
 from .e2b import file_routes, filesystem_routes, process_routes
 from .e2b.control_routes import control_routes
@@ -59,7 +60,7 @@ def make_app(client: Client, keys: ClientKeys, *, image: str = "",
                                       504: {"description": "No cores were free in time."}})
     async def run_code(request: RunCodeRequest, http: Request) -> RunCodeResponse:
         """Runs one program in a fresh sandbox (SandboxFusion's wire)."""
-        return await code.run(request, lambda: _hung_up(http))
+        return await code.run(request, lambda: hung_up(http))
 
     @app.post("/reward/{name}", response_model=None, responses={
         **_UNREADABLE, 404: {"description": "There is no such reward function."},
@@ -67,7 +68,7 @@ def make_app(client: Client, keys: ClientKeys, *, image: str = "",
         503: {"description": "The function could not be run now."}})
     async def reward(name: str, request: RewardRequest, http: Request) -> Any:
         """Scores answers with the reward function NAME (OpenRLHF's and slime's wires)."""
-        return await scores.score(name, request, lambda: _hung_up(http))
+        return await scores.score(name, request, lambda: hung_up(http))
 
     if sandboxes is None:
         return Guard(app, keys)
@@ -82,12 +83,6 @@ def _add_e2b(app: FastAPI, sandboxes: SandboxRegistry) -> None:
     for router in (control_routes(sandboxes), process_routes.router, filesystem_routes.router,
                    file_routes.router):
         app.include_router(router)
-
-
-async def _hung_up(http: Request) -> None:
-    """Returns when the client has closed its connection."""
-    while (await http.receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _wrong(request: Request, error: Exception) -> JSONResponse:

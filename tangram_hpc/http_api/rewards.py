@@ -22,6 +22,7 @@ from fastapi import HTTPException
 from pydantic import BaseModel, Field, model_validator
 
 from .. import Client, InvalidInput, RemoteError, TangramError
+from .awaited import GivenUp, awaited
 
 RewardFunction = Callable[..., Any]
 SAMPLES_MAX = 4096  # of one request; trainers send one or a batch
@@ -89,17 +90,10 @@ class Rewards:
         if name not in self._functions:
             known = ", ".join(sorted(self._functions)) or "none"
             raise HTTPException(404, f"there is no reward function {name!r:.60}; known: {known}")
-        work = asyncio.ensure_future(self._score(name, request))
-        hung_up = asyncio.ensure_future(gone())
         try:
-            await asyncio.wait((work, hung_up), return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                raise HTTPException(503, "the client has hung up")
-            return work.result()
-        finally:
-            for task in (work, hung_up):
-                task.cancel()
-            await asyncio.gather(work, hung_up, return_exceptions=True)
+            return await awaited(self._score(name, request), gone)
+        except GivenUp:
+            raise HTTPException(503, "the client has hung up") from None
 
     async def _score(self, name: str, request: RewardRequest) -> Any:
         if request.query is None:

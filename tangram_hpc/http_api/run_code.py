@@ -33,6 +33,7 @@ from .. import (
     SessionLost,
     StoreFailed,
 )
+from .awaited import GivenUp, awaited
 from .code_wire import CommandRunResult, RunCodeRequest, RunCodeResponse
 from .compiled import Compiled, CompiledPrograms
 from .languages import LANGUAGES, Language
@@ -69,23 +70,13 @@ class CodeRunner:
             HTTPException: 504, if the program cannot end before its client gives up.
         """
         due = time.monotonic() + request.compile_timeout + request.run_timeout + SLACK_S - MARGIN_S
-        work = asyncio.ensure_future(self._in_turn(request, due))
-        hung_up = asyncio.ensure_future(gone())
         try:
-            await asyncio.wait((work, hung_up), timeout=due - time.monotonic(),
-                               return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                raise HTTPException(504, BUSY)
-            return work.result()
-        except TooLate:
+            return await awaited(self._in_turn(request, due), gone, due - time.monotonic())
+        except (GivenUp, TooLate):
             raise HTTPException(504, BUSY) from None
         # the program itself is not to blame
         except (BrokerUnreachable, ActionFailed, StoreFailed) as error:
             raise HTTPException(504, str(error)) from None
-        finally:
-            for task in (work, hung_up):
-                task.cancel()
-            await asyncio.gather(work, hung_up, return_exceptions=True)
 
     async def _in_turn(self, request: RunCodeRequest, due: float) -> RunCodeResponse:
         longest_s = request.compile_timeout + request.run_timeout

@@ -13,6 +13,7 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
+from ..awaited import GivenUp, awaited, hung_up
 from .control_wire import (
     ConnectSandbox,
     ErrorAnswer,
@@ -73,10 +74,14 @@ def _making(router: APIRouter, sandboxes: SandboxRegistry) -> None:
     @router.post("/v2/sandboxes", status_code=201)
     async def create(new: NewSandbox, http: Request) -> SandboxAnswer:
         """Makes a sandbox; answers when commands can run in it."""
-        return _answer(await sandboxes.create(
+        making = sandboxes.create(
             _owner(http), new.templateID, new.timeout, metadata=new.metadata or {},
             env=new.envVars or {}, network=new.allow_internet_access is not False,
-            key=http.headers.get("idempotency-key", "")[:256]))
+            key=http.headers.get("idempotency-key", "")[:256])
+        try:
+            return _answer(await awaited(making, lambda: hung_up(http)))
+        except GivenUp:
+            raise _nobody_waits() from None
 
     @router.get("/templates/aliases/{alias:path}")
     async def template(alias: str, http: Request) -> TemplateAnswer:
@@ -145,8 +150,16 @@ def _copying(router: APIRouter, sandboxes: SandboxRegistry) -> None:
     async def fork(number: str, new: ForkSandbox, http: Request) -> list[dict[str, Any]]:
         """Makes sandboxes with a copy of this one's files."""
         sandbox = await sandboxes.find(number, _owner(http))
-        made = await asyncio.gather(*[sandboxes.fork(sandbox, new.timeout)
-                                      for _ in range(new.count)], return_exceptions=True)
+        forks = [asyncio.ensure_future(sandboxes.fork(sandbox, new.timeout))
+                 for _ in range(new.count)]
+        try:
+            made = await awaited(asyncio.gather(*forks, return_exceptions=True),
+                                 lambda: hung_up(http))
+        except GivenUp:
+            for each in forks:
+                if not each.cancelled() and each.exception() is None:
+                    sandboxes.end(each.result())
+            raise _nobody_waits() from None
         return [_forked(each) for each in made]
 
     @router.post("/sandboxes/{number}/pause")
@@ -164,6 +177,10 @@ def _copying(router: APIRouter, sandboxes: SandboxRegistry) -> None:
         await sandboxes.find(number, _owner(http))
         raise ApiError(501, f"{http.url.path.rpartition('/')[2]}: this server does not serve this; "
                             "docs/HTTP.md says what it serves")
+
+
+def _nobody_waits() -> ApiError:
+    return ApiError(503, "the client has hung up")
 
 
 def _owner(http: Request) -> str:

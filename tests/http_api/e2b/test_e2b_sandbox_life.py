@@ -134,6 +134,32 @@ def test_a_creation_that_is_tried_again_makes_one_sandbox(cluster: LocalCluster)
         player.control("DELETE", f"/sandboxes/{number}")
 
 
+def test_a_creation_or_a_fork_whose_client_gives_up_leaves_no_sandbox(tmp_path: Path) -> None:
+    """They wait for the memory that the first sandbox holds."""
+    with LocalCluster(cpus=1, mem_mib=1024, home=tmp_path, http=True) as cluster:
+        player = Player.of(cluster)
+        first = player.create(metadata={"memory": "700M"})
+        wanted = {"templateID": "base", "metadata": {"memory": "700M"}}
+
+        def waiting() -> int:
+            return int(cluster.client.metrics("")["job/sessions_waiting"])
+
+        for path, body, key in (
+                ("/v2/sandboxes", wanted, {}), (f"/sandboxes/{first}/fork", {"count": 1}, {}),
+                ("/v2/sandboxes", wanted, {"Idempotency_Key": "again"})):
+            asked = player.open("POST", path, json.dumps(body).encode(), X_API_Key=player.key,
+                                Content_Type="application/json", **key)
+            until(lambda: waiting() == 1)
+            asked.close()
+            if not key:
+                until(lambda: waiting() == 0, 30)  # 20 s before it would get 503
+        player.control("DELETE", f"/sandboxes/{first}")
+        until(lambda: waiting() == 0)
+        kept = player.control("POST", "/v2/sandboxes", wanted, Idempotency_Key="again").json
+        (listed,) = player.control("GET", "/sandboxes").json
+        assert listed["sandboxID"] == kept["sandboxID"]
+
+
 def test_lists_come_in_pages(cluster: LocalCluster) -> None:
     player = Player.of(cluster)
     made = [player.create(metadata={"pages": "1"}) for _ in range(3)]
