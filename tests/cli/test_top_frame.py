@@ -57,6 +57,12 @@ def test_a_frame_fits_and_counts_what_it_leaves_out(height: int, nodes: int, run
         assert len(lines) == 24, "the screen is used"
 
 
+def test_a_service_on_no_gpu_is_not_called_parked_as_it_may_be_loading_or_refused() -> None:
+    lines = [line.text for line in frame(answer(1, 0, 2, 0), 80, 0)]
+    assert "service s0           on no GPU, 10 MiB when parked" in lines
+    assert "service s1           n1:0,1" in lines
+
+
 def test_a_frame_without_a_height_has_all_rows() -> None:
     lines = [line.text for line in frame(answer(200, 1000, 2, 1), 80, 0)]
     assert "... and 150 more" in lines and lines[-1] == "... and 950 more"

@@ -171,9 +171,9 @@ def tenant_lines(tenants: list[dict[str, Any]]) -> list[str]:
 def _print_resources(answer: dict[str, Any]) -> None:
     """Prints the services, rollout pools and endpoints."""
     for s in answer["services"]:
-        where = ", ".join(s["stands_on"]) or "parked"
+        where = ", ".join(s["stands_on"]) or "on no GPU"
         print(f"SERVICE  {s['name']:<15} {s['backend']:<9} {where}  restore {s['restore_s']:.2f} s"
-              f"  {s['parked_mib']} MiB parked")
+              f"  {s['parked_mib']} MiB when parked")
     for pool in answer["rollouts"]:
         for line in pool_lines(pool):
             print(line)

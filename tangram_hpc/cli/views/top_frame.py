@@ -117,7 +117,8 @@ def _stands(answer: dict[str, Any]) -> list[str]:
     found = ["RESOURCE             STATE"]
     for s in answer["services"]:
         found.append(f"service {fit(s['name'], -12)} "
-                     + (", ".join(s["stands_on"]) or f"parked, {s['parked_mib']} MiB"))
+                     + (", ".join(s["stands_on"])
+                        or f"on no GPU, {s['parked_mib']} MiB when parked"))
     for p in answer["rollouts"]:
         loads = "  ".join(f"{name} {load}/{most}" for name, load, most in p["loads"])
         found.append(f"pool    {fit(p['name'], -12)} {p['waiting']} turns wait, "
