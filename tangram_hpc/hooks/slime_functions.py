@@ -101,6 +101,7 @@ def _forget(sample: Any) -> None:
         former.close()
     sample.response, sample.response_length, sample.loss_mask = "", 0, []
     sample.rollout_log_probs = None
+    sample.rollout_top_p_token_ids = sample.rollout_top_p_token_offsets = None
 
 
 def _dropped(sample: int, episode: SandboxEpisode) -> None:

@@ -42,6 +42,8 @@ class Sample:
         self.tokens: list[int] = []
         self.loss_mask: list[int] = []
         self.rollout_log_probs: list[float] | None = None
+        self.rollout_top_p_token_ids: list[int] | None = None
+        self.rollout_top_p_token_offsets: list[int] | None = None
         self.response, self.response_length = "", 0
         self.status, self.metadata, self.remove_sample = self.Status.PENDING, {}, False
 
@@ -52,6 +54,12 @@ class Sample:
         self.response_length += len(tokens)
         self.loss_mask += [int(trainable)] * len(tokens)
         self.rollout_log_probs = (self.rollout_log_probs or []) + (log_probs or [0.0] * len(tokens))
+        kept, offsets = self.rollout_top_p_token_ids or [], self.rollout_top_p_token_offsets or [0]
+        self.rollout_top_p_token_ids = kept + tokens * trainable
+        self.rollout_top_p_token_offsets = [
+            *offsets, *(offsets[-1] + n * trainable for n in range(1, len(tokens) + 1))]
+        if len(self.rollout_top_p_token_offsets) != self.response_length + 1:
+            raise ValueError("slime's own check: an offset for each token, and one more")
 
 
 class Tokenizer:
