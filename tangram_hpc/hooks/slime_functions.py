@@ -69,6 +69,9 @@ async def _play(args: Any, sample: Any, sampling: dict[str, Any], episode: Sandb
     sample.tokens = list(state.tokenizer(sample.prompt, add_special_tokens=False)["input_ids"])
     budget = int(sampling.get("max_new_tokens", args.rollout_max_response_len))
     while sample.response_length < budget:
+        if state.aborted:  # slime has enough samples, and waits for the end of the others
+            sample.status = status.ABORTED
+            return
         sampling["max_new_tokens"] = budget - sample.response_length
         output = await post(url, {"input_ids": sample.tokens, "sampling_params": sampling,
                                   "return_logprob": True})

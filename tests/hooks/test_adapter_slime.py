@@ -71,6 +71,12 @@ class Tokenizer:
         return "".join(map(chr, tokens))
 
 
+class State:
+    """The state that all samples of a rollout share."""
+
+    tokenizer, aborted = Tokenizer(), False
+
+
 @pytest.fixture(name="slime", autouse=True)
 def slime_stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Sample]]:
     """Puts stand-ins for slime's modules in place; the policy answers with the sample's own
@@ -89,7 +95,7 @@ def slime_stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Sample
             ("slime", {}), ("slime.utils", {}), ("slime.rollout", {}),
             ("slime.utils.http_utils", {"post": post}),
             ("slime.rollout.sglang_rollout", {
-                "GenerateState": lambda args: types.SimpleNamespace(tokenizer=Tokenizer())})):
+                "GenerateState": lambda args: State})):
         module = types.ModuleType(name)
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, name, module)
@@ -162,6 +168,22 @@ def test_how_the_router_ended_an_answer(cluster: LocalCluster, slime: Any, ends:
     sample = play(slime, Sample(["<bash>true</bash>", "cut of"], ends=ends))
     assert sample.status is Sample.Status[status]
     assert asyncio.run(episode_reward(args(), sample)) == float(ends == "length")
+    assert eventually(lambda: sessions_open(cluster) == 0)
+
+
+def test_an_episode_ends_at_its_next_turn_when_slime_has_enough_samples(
+        cluster: LocalCluster, slime: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = slime["it"] = Sample(["<bash>sleep 0.5</bash>", "Done."])
+
+    async def aborted_during_the_command() -> None:
+        playing = asyncio.ensure_future(generate(args(), sample, SAMPLING))
+        while not sample.response:
+            await asyncio.sleep(0.01)
+        monkeypatch.setattr(State, "aborted", True)
+        await playing
+
+    asyncio.run(aborted_during_the_command())
+    assert (sample.status, sample.answers) == (Sample.Status.ABORTED, ["Done."])
     assert eventually(lambda: sessions_open(cluster) == 0)
 
 
