@@ -20,11 +20,13 @@ from tangram_hpc.hooks.code_rewards import code_score
 Score = Callable[[str, str, Any], Awaitable[float]]
 
 
-def rewarding(score: Score) -> Callable[..., dict[str, Any]]:
+def rewarding(score: Score, end: str = "") -> Callable[..., dict[str, Any]]:
     """Makes a `reward_func` of OpenRLHF from a coroutine function that scores one answer.
 
     Args:
         score: called as `score(prompt, answer, label)`; the answers of one call are scored at once.
+        end: the mark with which the model ends an answer, such as "<|im_end|>". OpenRLHF leaves it
+            in the text; `score` gets the answer without it.
 
     Returns:
         The function. It raises errors of `score`, and OpenRLHF then logs that the reward is lost.
@@ -33,7 +35,7 @@ def rewarding(score: Score) -> Callable[..., dict[str, Any]]:
                     **others: Any) -> dict[str, Any]:
         async def batch() -> list[float]:
             return list(await asyncio.gather(*(
-                score(prompt, query.removeprefix(prompt), label)
+                score(prompt, query.removeprefix(prompt).removesuffix(end), label)
                 for query, prompt, label in zip(queries, prompts, labels, strict=True))))
 
         rewards = asyncio.run(batch())

@@ -115,6 +115,8 @@ def test_a_reward_of_ones_own_sees_prompt_answer_and_label() -> None:
         return float((prompt, answer, label) == ("p", "a", "l"))
 
     assert rewarding(score)(["pa"], ["p"], ["l"])["rewards"] == 1.0
+    ends = rewarding(score, end="<|im_end|>")
+    assert ends(["pa<|im_end|>", "pa"], ["p", "p"], ["l", "l"])["rewards"] == [1.0, 1.0]
 
 
 @pytest.mark.long
