@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import socket
 import socketserver
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from ..errors import TangramError
+from ..errors import BrokerUnreachable, TangramError
 from ..stale_socket import free_path, remove_own_socket
 
 _SCRAPE_S = 30.0  # a peer that is silent for so long is hung up on
@@ -46,34 +47,45 @@ class _UnixServer(WSGIServer):
         self.quiet = True
 
 
-def serve_on(path: Path, metrics: Any) -> NoReturn:
+def serve_on(path: Path, metrics: Any, over: Callable[[], bool]) -> NoReturn:
     """Answers scrapes until the process or the job ends; removes the socket then.
+
+    A broker that does not answer in time may be stopped for a moment, or the next one may be
+    starting, so a scrape then fails and the next one is answered again.
 
     Args:
         path: the socket; one that nobody listens on any more is replaced.
         metrics: a registry of prometheus_client.
+        over: whether no broker will answer any more; asked after BrokerUnreachable.
 
     Raises:
         InvalidInput: the socket cannot be made.
         TangramError: the broker does not answer, since the job has ended.
     """
+    def is_last(error: TangramError) -> bool:
+        return not isinstance(error, BrokerUnreachable) or over()
+
     lost: list[BaseException] = []
     server = _listening(path)
-    server.set_app(_app(metrics, lost))
+    server.set_app(_app(metrics, lost, is_last))
     server.timeout = _ASK_S
     try:
         while not lost:
             server.quiet = False
             server.handle_request()
             if server.quiet:
-                list(metrics.collect())  # raises an error if the job has ended
+                try:
+                    list(metrics.collect())
+                except TangramError as error:
+                    if is_last(error):
+                        raise
         raise lost[0]
     finally:
         server.server_close()
         remove_own_socket(path)
 
 
-def _app(metrics: Any, lost: list[BaseException]) -> Any:
+def _app(metrics: Any, lost: list[BaseException], is_last: Callable[[TangramError], bool]) -> Any:
     """What answers a scrape; an error that ends the server is added to `lost`."""
     from prometheus_client import make_wsgi_app
 
@@ -83,7 +95,8 @@ def _app(metrics: Any, lost: list[BaseException]) -> Any:
         try:
             return answer(environ, start_response)
         except TangramError as error:
-            lost.append(error)
+            if is_last(error):
+                lost.append(error)
             start_response("503 Service Unavailable", [])
             return [b"the job's broker does not answer\n"]
         except (SystemExit, KeyboardInterrupt) as error:  # wsgiref catches everything

@@ -23,10 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.silent_broker import IMPATIENT, silent
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.cli import main
 from tangram_hpc.cli.views import info_verb
+from tangram_hpc.client.client import Client
+from tangram_hpc.errors import BrokerUnreachable
 
 TANGRAM = [sys.executable, "-m", "tangram_hpc"]
 HOSTILE = "tool\x1b[31m\n\u202e"  # a name that could change a terminal, a line, or the direction
@@ -208,6 +211,53 @@ def test_a_view_is_printed_again_until_it_is_interrupted(job: dict[str, Any]) ->
     shown.send_signal(signal.SIGINT)
     shown.communicate(timeout=30)
     assert shown.returncode == 128 + signal.SIGINT
+
+
+@pytest.mark.parametrize("words, heading", [
+    ("queue -i 0.1", "ACTIONID"), ("info -i 0.1", "ENFORCEMENT"), ("top -b -d 0.1", "tangram top")])
+def test_a_view_outlives_the_silence_of_a_broker(job: dict[str, Any], words: str, heading: str
+                                                 ) -> None:
+    shown = subprocess.Popen([*IMPATIENT, *words.split()], stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, text=True)
+    assert shown.stdout is not None and shown.stderr is not None
+
+    def shows_again(times: int) -> None:
+        for _ in range(times):
+            while heading not in (line := shown.stdout.readline()):
+                assert line, "it has ended"
+
+    try:
+        shows_again(1)
+        with silent(job["cluster"]):
+            said = shown.stderr.readline()
+        shows_again(20)  # more than there was time for before
+    finally:
+        shown.terminate()
+        shown.communicate(timeout=30)
+    assert said == f"tangram: job {job['cluster'].job}: no answer within 1 s; asking again\n"
+
+
+def test_the_live_view_says_that_its_broker_is_silent(job: dict[str, Any]) -> None:
+    with terminal([*IMPATIENT, "top", "-d", "0.1"]) as (ours, ran):
+        read_until(ours, b"tangram top - job")
+        with silent(job["cluster"]):
+            seen = read_until(ours, b"asking again")
+        assert b"6 wait: Resources 5" in seen[-4000:], "the rest of the last frame stays"
+        read_until(ours, b"tangram top - job")
+        os.write(ours, b"q")
+        read_until(ours, b"\x1b[?1049l")
+        assert ran.wait(30) == 0
+
+
+def test_a_view_that_is_shown_once_needs_its_answer(job: dict[str, Any], capsys: Any,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(self: Client, what: str, argument: str = "") -> None:
+        raise BrokerUnreachable("no answer")
+
+    monkeypatch.setattr(Client, "ask", ask)
+    for words in (["queue"], ["info"], ["top", "-b", "-n", "1"]):
+        assert main(words) == BrokerUnreachable.exit_status
+        assert capsys.readouterr().err == "tangram: error: no answer\n"
 
 
 def test_top_prints_plain_frames_into_a_pipe(job: dict[str, Any], capsys: Any) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from helpers.exported_job import exported_job
+from helpers.silent_broker import IMPATIENT, silent
 
 pytest.importorskip("prometheus_client")
 from prometheus_client.parser import text_string_to_metric_families
@@ -169,6 +170,48 @@ def test_a_pipe_stays_when_its_writer_ends(cluster: LocalCluster, tmp_path: Path
     assert writer.returncode == 143 and pipe.is_fifo()
 
 
+def test_exporters_outlive_the_silence_of_a_broker(cluster: LocalCluster, tmp_path: Path) -> None:
+    file, path = tmp_path / "tangram.prom", tmp_path / "m.sock"
+    patient = [subprocess.Popen([*IMPATIENT, "export", "metrics", *map(str, words)],
+                                stderr=subprocess.PIPE, text=True)
+               for words in (("-o", file, "-i", "0.1"), ("--listen", path))]
+    writer, server = patient
+    try:
+        for shown, process in ((file, writer), (path, server)):
+            until(shown.exists, process)
+        with silent(cluster):
+            assert " 503 " in scrape(path)[0]
+            assert writer.stderr is not None and "asking again" in writer.stderr.readline()
+            until(lambda: not file.exists(), writer)  # old figures do not stand for the present
+        until(file.exists, writer)
+        assert " 200 " in scrape(path)[0]
+    finally:
+        for process in patient:
+            process.terminate()
+            process.communicate(timeout=30)
+    assert [process.returncode for process in patient] == [143, 143]
+
+
+def test_an_exporter_outlives_a_file_system_that_takes_nothing(cluster: LocalCluster,
+                                                               tmp_path: Path) -> None:
+    (folder := tmp_path / "collector").mkdir()
+    file = folder / "tangram.prom"
+    writer = exporter("-o", str(file), "-i", "0.1")
+    try:
+        until(file.exists, writer)
+        first = file.stat().st_mtime_ns
+        until(lambda: file.stat().st_mtime_ns != first, writer)  # the first one has been written
+        folder.rename(away := tmp_path / "away")
+        assert writer.stderr is not None and b"trying again" in writer.stderr.readline()
+        away.rename(folder)
+        (folder / file.name).unlink()
+        until(file.exists, writer)
+    finally:
+        writer.terminate()
+        writer.communicate(timeout=30)
+    assert writer.returncode == 143
+
+
 class Ended:
     """A registry of a job that has ended."""
 
@@ -180,7 +223,7 @@ def test_the_end_of_a_job_is_noticed_without_a_scrape(tmp_path: Path,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_socket, "_ASK_S", 0.05)
     with pytest.raises(TangramError, match="has ended"):
-        metrics_socket.serve_on(tmp_path / "m.sock", Ended())
+        metrics_socket.serve_on(tmp_path / "m.sock", Ended(), lambda: False)
     assert not list(tmp_path.iterdir())
 
 
@@ -189,7 +232,7 @@ def test_a_socket_of_somebody_else_stays(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
         other.bind(str(path))
         with pytest.raises(InvalidInput, match=r"m\.sock"):
-            metrics_socket.serve_on(path, Ended())
+            metrics_socket.serve_on(path, Ended(), lambda: False)
     assert path.exists()
     path.unlink()
     with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as waits:
@@ -197,7 +240,7 @@ def test_a_socket_of_somebody_else_stays(tmp_path: Path) -> None:
         busy.listen(0)
         waits.connect(str(path))  # the queue is full
         with pytest.raises(InvalidInput, match="another process listens"):
-            metrics_socket.serve_on(path, Ended())
+            metrics_socket.serve_on(path, Ended(), lambda: False)
     assert path.exists()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ...client.client import Client
+    from ...errors import BrokerUnreachable
 
 
 def user_of(job: str) -> str:
@@ -78,6 +80,23 @@ def answer_of(client: Client, what: str, argument: str = "") -> Any:
     return answer
 
 
+def will_ask_again(client: Client, error: BrokerUnreachable, once: bool = False) -> str:
+    """Returns what a verb says that goes on although an answer did not come in time: the broker
+    may be stopped for a moment, or the next one may be starting.
+
+    Args:
+        client: the client of the job.
+        error: what the query raised.
+        once: whether the verb asks only once.
+
+    Raises:
+        BrokerUnreachable: the verb asks only once, or the client has given its broker up.
+    """
+    if once or client.failure is not None:
+        raise error
+    return f"tangram: {error}; asking again"
+
+
 def seconds(text: str) -> float:
     """Parses the time between two looks, in seconds. It is used as `type=` of an argument."""
     try:
@@ -89,14 +108,23 @@ def seconds(text: str) -> float:
     return value
 
 
-def repeat(show: Callable[[], None], every_s: float | None, stamped: bool = True) -> int:
+def repeat(client: Client, show: Callable[[], None], every_s: float | None,
+           stamped: bool = True) -> int:
     """Shows once, or every so many seconds until ^C, each time under the time of day as squeue
     prints it. Returns the exit status.
+
+    Raises:
+        BrokerUnreachable: the only answer did not come in time, or no answer will come any more.
     """
+    from ...errors import BrokerUnreachable
+
     while True:
         if every_s is not None and stamped:
             print(time.strftime("%a %b %d %H:%M:%S %Y"))
-        show()
+        try:
+            show()
+        except BrokerUnreachable as error:
+            print(will_ask_again(client, error, every_s is None), file=sys.stderr, flush=True)
         if every_s is None:
             return 0
         print(end="\n" if stamped else "", flush=True)

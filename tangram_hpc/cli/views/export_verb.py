@@ -22,6 +22,7 @@ from ..helpers.end_signals import ends_in_order
 
 if TYPE_CHECKING:
     from ...accounting.record import ActionRecord
+    from ...client.client import Client
 
 
 def add(verbs: Any) -> None:
@@ -89,21 +90,34 @@ def _metrics(args: argparse.Namespace) -> int:
             _write(args.output, as_text(metrics).decode())
             return 0
         with ends_in_order():
-            _go_on(args, metrics)
+            _go_on(args, client, metrics)
     return 0
 
 
-def _go_on(args: argparse.Namespace, metrics: Any) -> None:
+def _go_on(args: argparse.Namespace, client: Client, metrics: Any) -> None:
     """Answers scrapes or writes the file, until the job ends or a signal comes."""
-    from ...errors import BrokerUnreachable
+    from ...errors import BrokerUnreachable, InvalidInput
     from ...export.metrics import as_text
     from ...export.metrics_socket import serve_on
 
     try:
         if args.listen is not None:
-            serve_on(args.listen, metrics)
+            serve_on(args.listen, metrics, lambda: client.failure is not None)
+        written = False  # a path that never worked is wrong
         while True:
-            _write(args.output, as_text(metrics).decode())
+            try:
+                _write(args.output, as_text(metrics).decode())
+            except BrokerUnreachable as error:
+                said = running_job.will_ask_again(client, error)
+            except InvalidInput as error:  # the disk may be full for a while
+                if not written:
+                    raise
+                said = f"tangram: {error}; trying again"
+            else:
+                written, said = True, ""
+            if said:
+                _take_away(args.output)  # what the file says is no longer so
+                print(said, file=sys.stderr, flush=True)
             time.sleep(args.iterate)
     except BrokerUnreachable as error:
         print(f"tangram: the job has ended ({error})", file=sys.stderr)

@@ -53,7 +53,7 @@ def go(args: argparse.Namespace) -> int:
     """Asks the broker and prints its answers; returns the exit status."""
     columns, wanted = _chosen(args), _wanted(args)  # a wrong one is reported before any broker is
     with running_job.connect_to(args.job, "tangram info") as client:
-        return running_job.repeat(lambda: _show(client, args, columns, wanted),
+        return running_job.repeat(client, lambda: _show(client, args, columns, wanted),
                                   args.iterate, not args.json)
 
 

@@ -93,7 +93,7 @@ def go(args: argparse.Namespace) -> int:
             args.me and user != user_name()):
         ask = "client=0"  # numbers begin with 1: it has no action of theirs
     with running_job.connect_to(job, "tangram queue") as client:
-        return running_job.repeat(lambda: _show(client, args, ask, user), args.iterate,
+        return running_job.repeat(client, lambda: _show(client, args, ask, user), args.iterate,
                                   stamped=not args.json)
 
 

@@ -90,10 +90,18 @@ def _ask(client: Client) -> dict[str, Any]:
 
 def _print_frames(client: Client, args: argparse.Namespace) -> None:
     """Prints frames of any height, with an empty line between them."""
+    from ...errors import BrokerUnreachable
+
     width = shutil.get_terminal_size((80, 24)).columns
     count = 0
     while True:
-        print("\n".join(line.text.rstrip() for line in frame(_ask(client), width, 0)), flush=True)
+        try:
+            lines = frame(_ask(client), width, 0)
+        except BrokerUnreachable as error:
+            said = running_job.will_ask_again(client, error, args.iterations == 1)
+            print(said, file=sys.stderr, flush=True)
+            continue
+        print("\n".join(line.text.rstrip() for line in lines), flush=True)
         count += 1
         if count == args.iterations:
             return
@@ -103,14 +111,20 @@ def _print_frames(client: Client, args: argparse.Namespace) -> None:
 
 def _show_live(client: Client, args: argparse.Namespace, rich: Any) -> None:
     """Draws frames on the whole terminal until a key ends it."""
+    from ...errors import BrokerUnreachable
+
     console = rich.console.Console(highlight=False)
     with (ends_in_order(), _keys() as pressed,
           rich.live.Live(console=console, screen=True, auto_refresh=False) as live):
-        count = 0
+        count, lines = 0, list[Line]()
         while True:
-            lines = frame(_ask(client), console.width, console.height)
+            try:
+                lines = frame(_ask(client), console.width, console.height)
+                count += 1
+            except BrokerUnreachable as error:  # the last frame stays, with another title
+                said = running_job.will_ask_again(client, error, args.iterations == 1)
+                lines = [Line(said, "reverse"), *lines[1:]]
             live.update(_drawn(lines, rich), refresh=True)
-            count += 1
             if count == args.iterations or pressed(args.delay):
                 return
 
