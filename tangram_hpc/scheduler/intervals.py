@@ -12,6 +12,9 @@ For the start of a waiting action the scheduler is run ahead on `FUTURES` copies
 are drawn for each lease. The interval from the least to the greatest of n equally likely results
 holds a further one with the chance (n - 1) / (n + 1).
 
+The expected time is made of mean works, and few long works can take it out of these bounds. Then
+the interval is widened to it, which can only raise the chance.
+
 Invariants: the original ledger is never changed; the draws are seeded by the action and the time,
 so that the same question has the same answer; all futures of a question together handle at most
 `STEPS_MAX` events; and nothing is stated that rests on a class of which no action has ended.
@@ -188,16 +191,15 @@ def end_interval(ledger: Ledger, lease: LeaseEntry, now: int,
     is a point where a profile states the run time.
     """
     action = ledger.actions[lease.action].action
-    kind = source(ledger, action)
-    if kind == "profile":
-        end = expected_end(ledger, lease, now)
-        return None if end is None else (end, end)
-    if kind == "unknown" or not lease.units:
+    end = expected_end(ledger, lease, now)
+    if end is None:
         return None
+    if action.profile is not None:
+        return end, end
     likely = likely or LikelyWorks(ledger, now)
     low, high = (_end(ledger, lease, now, likely, chance, None)[0]
                  for chance in ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
-    return low, high
+    return min(low, end), max(high, end)
 
 
 def _end(ledger: Ledger, lease: LeaseEntry, now: int, likely: LikelyWorks, chance: float,
@@ -246,6 +248,9 @@ def start_interval(scheduler: Scheduler, action: int, now: int, told: Forecast) 
             return StartInterval(why="in some of its likely futures the start is not known")
         starts.append(found.at)
         ends.append(future.end or found.at)
+    starts.append(told.at)  # it may be outside, as means are above most works of a class
+    if told.end is not None:
+        ends.append(told.end)
     return StartInterval((min(starts), max(starts)), (min(ends), max(ends)) if known else None)
 
 

@@ -17,7 +17,7 @@ from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.service import ServiceSpec
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.scheduler import intervals
-from tangram_hpc.scheduler.forecast import forecast
+from tangram_hpc.scheduler.forecast import expected_end, forecast
 from tangram_hpc.scheduler.intervals import (
     FUTURES,
     LEVEL,
@@ -116,6 +116,34 @@ def test_starts_and_ends_lie_within_their_intervals_about_as_often_as_stated() -
         inside["running"] += bounds[0] <= ends[running.action] <= bounds[1]
     assert LEVEL == 0.8
     assert all(26 <= count <= 39 for count in inside.values()) and len(inside) == 3, inside
+
+
+def test_an_expected_time_lies_within_its_interval() -> None:
+    for seed in range(20):
+        world, works = learned_world(random.Random(seed))
+        for asked in sorted(works)[-4:]:
+            expected = forecast(world.scheduler, asked, world.now)
+            told = start_interval(world.scheduler, asked, world.now, expected)
+            assert told.start is not None and told.end is not None
+            assert expected.at is not None and expected.end is not None
+            assert told.start[0] <= expected.at <= told.start[1]
+            assert told.end[0] <= expected.end <= told.end[1]
+
+
+def test_a_mean_that_few_long_works_make_lies_within_the_interval_of_an_end() -> None:
+    world = World("fcfs:1")
+    world.node(1)
+    for work in [S] * 40 + [2000 * S]:
+        action = world.submit(1)
+        world.plan()
+        world.now += work
+        world.finish(action)
+    runs = world.submit(1)
+    world.plan()
+    lease = world.ledger.leases[world.lease_of(runs)]
+    bounds = end_interval(world.ledger, lease, world.now)
+    end = expected_end(world.ledger, lease, world.now)
+    assert bounds is not None and end is not None and bounds[0] <= end <= bounds[1]
 
 
 def test_the_same_question_has_the_same_answer_and_changes_nothing() -> None:
