@@ -187,6 +187,16 @@ def test_the_trigger_names_each_reason_to_plan() -> None:
     assert [r.generated for r in small.history] == [5, 6, 7, 8, 9]
 
 
+def test_a_trainer_that_goes_back_to_an_earlier_step_is_planned_for() -> None:
+    trigger = Trigger(Triggers(interval=10, min_history=1, cooldown=2))
+    trigger.add([Request(1, 1)])
+    trigger.planned(400)
+    assert trigger.due(facts(101, queue_pressure=1.0)) == "", "cooldown"
+    assert trigger.due(facts(102)) == ""
+    assert "queue pressure" in trigger.due(facts(103, queue_pressure=1.0))
+    assert "10 steps" in trigger.due(facts(111))
+
+
 def test_a_plan_switch_must_gain_more_than_it_costs() -> None:
     rules = Triggers(switch_cost_ns=15 * 10**9, min_gain=0.05, horizon=10)
     s = 10**9

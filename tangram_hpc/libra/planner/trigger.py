@@ -69,6 +69,8 @@ class Trigger:
         """Why to plan after this step; "" if no plan is due. Call it once for each step. O(1)."""
         rules = self.rules
         self._rejected += facts.rejected
+        # the trainer may have gone back to a checkpoint of an earlier step
+        self._planned_at = min(self._planned_at, facts.step)
         since = facts.step - self._planned_at
         if (facts.step < rules.warmup or since < rules.cooldown
                 or len(self.history) < rules.min_history):
