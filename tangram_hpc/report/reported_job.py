@@ -19,7 +19,7 @@ from typing import Any
 
 from ..accounting.act_parts import ActParts, act_parts
 from ..accounting.fields import job_id
-from ..accounting.job_row import JobRow, fold_with_job
+from ..accounting.job_row import JobFold, JobRow
 from ..accounting.record import ActionRecord, Fold
 from ..accounting.roll_up import percentile
 from ..accounting.starts import without_gaps
@@ -97,15 +97,12 @@ def gather(events: Iterable[ev.Event], served: bool, now_ns: int) -> ReportedJob
         served: Whether a broker serves the job now.
         now_ns: The present time.
     """
-    witness = RunWitness()
-
-    def seen() -> Iterator[ev.Event]:
-        for event in without_gaps(events):
-            witness.add(event)
-            yield event
-
-    folded, row = fold_with_job(seen(), served, now_ns)
-    return ReportedJob(folded, row, witness)
+    witness, job = RunWitness(), JobFold()
+    for event in without_gaps(events):
+        witness.add(event)
+        job.add(event)
+    row = job.close(served, now_ns)
+    return ReportedJob(job.records, row, witness)
 
 
 # ---- figures ------------------------------------------------------------------------------------

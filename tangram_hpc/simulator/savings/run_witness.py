@@ -56,6 +56,11 @@ class SessionStay:
     by_client: bool = False
 
 
+_WITNESSED = frozenset({
+    ev.ClientJoined, ev.NodeJoined, ev.NodeLost, ev.ServiceDeclared, ev.EndpointDeclared,
+    ev.SessionRequested, ev.SessionReady, ev.SessionClosed})
+
+
 @dataclass
 class RunWitness:
     """Records what was there while the job ran.
@@ -80,6 +85,8 @@ class RunWitness:
 
     def add(self, event: ev.Event) -> None:
         """Takes one event."""
+        if type(event) not in _WITNESSED:
+            return  # one set look-up for the many events of actions, instead of a test of each type
         match event:
             case ev.ClientJoined(client=client):
                 self.joined_ns.setdefault(client, event.at)
