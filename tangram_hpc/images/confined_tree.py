@@ -2,8 +2,8 @@
 
 The archives come from strangers. So every directory of a path is opened by itself, without
 following a link. A link inside the tree is followed by hand, as a program that runs
-with this tree as its root would follow it: an absolute target begins at the root of the tree, and a
-target that climbs above the root is refused.
+with this tree as its root would follow it: an absolute target begins at the root of the tree, and
+`..` at the root stays there.
 
 Invariant: nothing outside of the folder is ever opened for writing, made, changed or removed.
 Nobody else may change the folder meanwhile.
@@ -25,13 +25,12 @@ Parts = tuple[str, ...]
 
 
 def parts_of(name: str) -> Parts:
-    """Returns the parts of the name of an entry; none for the root itself.
+    """Returns the parts of the name of an entry; none for the root itself. An absolute name, as
+    buildpacks and ko write it, begins at the root of the image.
 
     Raises:
-        ImageRefused: the name is absolute, climbs above the root, or is too long or too deep.
+        ImageRefused: the name climbs, or is too long or too deep.
     """
-    if name.startswith("/"):
-        raise ImageRefused(f"image: a layer has the absolute name {shown(name)}")
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
     if ".." in parts:
         raise ImageRefused(f"image: a layer has the name {shown(name)}, which leads out of the "
@@ -86,7 +85,7 @@ class ConfinedTree:
             make: whether missing directories are made.
 
         Raises:
-            ImageRefused: the path leads out of the tree, or through a file.
+            ImageRefused: the path leads through a file or a circle of links.
             FileNotFoundError: it does not exist, and `make` is False.
         """
         if not parts:
@@ -108,11 +107,9 @@ class ConfinedTree:
             while todo:
                 name = todo.pop()
                 if name == "..":
-                    if len(held) == 1:
-                        raise ImageRefused(f"image: {shown('/'.join(parts))} leads out of the "
-                                           "image through a link")
-                    os.close(held.pop())
-                    names.pop()
+                    if names:
+                        os.close(held.pop())
+                        names.pop()
                     continue
                 try:
                     held.append(self._enter(name, held[-1], make, names))

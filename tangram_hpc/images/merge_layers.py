@@ -39,7 +39,8 @@ def merge_layers(layers: Sequence[UnpackedLayer], root: str) -> None:
     """Fills an empty folder with the layers, the lowest first.
 
     Raises:
-        ImageRefused: a hard link of a layer has no target, or a path leads out through a link.
+        ImageRefused: a hard link of a layer has no target, or a path leads through a file or a
+            circle of links.
         ImageUnavailable: the disk is full or fails.
     """
     top, tree = os.open(root, FOLDER), ConfinedTree(root)
