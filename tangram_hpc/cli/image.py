@@ -31,7 +31,8 @@ def add(verbs: Any) -> None:
     pull.add_argument("names", nargs="+", metavar="IMAGE")
     pull.add_argument("--again", action="store_true", help="ask the registry what a tag means now")
     load = subs.add_parser("import", help="put an image of a file into the store, under a name")
-    load.add_argument("path", metavar="FILE", help="a .sif file, an archive or an OCI layout")
+    load.add_argument("path", metavar="FILE", help="a .sif file, a squashfs, an archive or an "
+                                                         "OCI layout")
     load.add_argument("--name", default="", metavar="NAME", help="a name that sessions may use for "
                                                                  "it, such as localhost/app:1")
     subs.add_parser("list", help="list the images of the store")

@@ -313,7 +313,7 @@ class Client:
             backend: "process", "bwrap", "podman", "apptainer" or "enroot"; empty for the best that
                 the node has.
             image: the image of its file system: "[registry/]name[:tag][@sha256:...]", or the path
-                of a `.sif` file, a layout, an archive or a folder; empty for the node's own files.
+                of a `.sif` file, squashfs, layout, archive or folder; empty: the node's own files.
             network: what it may reach (docs/SANDBOXES.md): False nothing, True what its node does,
                 "open" that without the node's loopback, a list what it names, by a proxy.
             trusted: whether its code is your own and may see your files. An untrusted session is

@@ -43,6 +43,7 @@ _WRITTEN_AS = {"degrees": "cpus", "mem_mib": "mem", "disk_mib": "disk", "attempt
                "argv": "work", "shell": "work", "names": "once"}
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _BYTES = (bytes, bytearray, memoryview)
+_FILES = (".sif", ".sqsh", ".sqfs", ".squashfs", ".tar")  # images that each node unpacks
 _R = TypeVar("_R", Action, SessionSpec)
 
 NETWORKS: Mapping[str, Network] = {"off": False, "loopback": LOOPBACK, "open": OPEN,
@@ -150,7 +151,7 @@ def _check_movable(spec: SessionSpec) -> None:
     """Raises InvalidInput: the session could not go on with its changes on another node."""
     if spec.movable and spec.writable and spec.image and not is_runtimes_own(
             spec.backend, spec.image) and (
-            not spec.image.startswith("/") or spec.image.endswith((".sif", ".tar"))):
+            not spec.image.startswith("/") or spec.image.endswith(_FILES)):
         raise InvalidInput("movable: each node unpacks this image for itself, and the session's "
                            "changes fit one of them only; name a folder that all nodes have, or "
                            "pass writable=False")

@@ -39,6 +39,8 @@ from .manifests import (
 
 _MEMBERS_MAX = 20_000  # entries of an archive, which has a few for each layer
 _PIECE = 1 << 20
+_COMPRESSED = {b"\x1f\x8b": "gunzip", b"\x28\xb5\x2f\xfd": "unzstd", b"\xfd7zXZ": "unxz",
+               b"BZh": "bunzip2"}
 
 
 class _Files(Protocol):
@@ -139,9 +141,11 @@ class _TarFiles:
         self._places: dict[str, tuple[int, int]] = {}
         self._links: dict[str, str] = {}
         with open_regular(path) as file:
-            if file.read(2) == b"\x1f\x8b":
-                raise ImageRefused(f"image: the archive {path} is compressed as a whole; unpack it "
-                                   "with gunzip first")
+            head = file.read(8)
+            for magic, program in _COMPRESSED.items():
+                if head.startswith(magic):
+                    raise ImageRefused(f"image: the archive {path} is compressed as a whole; "
+                                       f"unpack it with {program} first")
             file.seek(0)
             try:
                 with tarfile.open(fileobj=file, mode="r:") as tar:
@@ -151,6 +155,7 @@ class _TarFiles:
                 raise ImageRefused(f"image: {path} is not a valid tar") from None
 
     def _read(self, tar: tarfile.TarFile) -> None:
+        count = -1
         for count, member in enumerate(tar):
             if count > _MEMBERS_MAX:
                 raise ImageRefused(f"image: the archive {self._path} has more than {_MEMBERS_MAX} "
@@ -163,6 +168,8 @@ class _TarFiles:
                 for part in PurePosixPath(name).parent.joinpath(member.linkname).parts:
                     parts = parts[:-1] if part == ".." else [*parts, part]
                 self._links[name] = "/".join(parts)
+        if count < 0:  # a disk image begins with zeros, which end a tar
+            raise EOFError
 
     def has(self, name: str) -> bool:
         return name in self._places

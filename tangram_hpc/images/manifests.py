@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .image_errors import ImageRefused
@@ -131,13 +131,17 @@ def parse_config(data: bytes) -> ImageConfig:
     if diff_ids is None or not all(is_digest(one) for one in diff_ids):
         raise ImageRefused("image: its configuration does not name its layers (rootfs.diff_ids)")
     inner = record.get("config")
-    inner = inner if isinstance(inner, dict) else {}
-    env = inner.get("Env")
+    programs = parse_programs(inner if isinstance(inner, dict) else {})
+    return replace(programs, diff_ids=tuple(diff_ids), platform=_platform(record))
+
+
+def parse_programs(record: Mapping[str, Any]) -> ImageConfig:
+    """Reads what a configuration says of the image's programs; the layers are left empty."""
+    env = record.get("Env")
     kept = tuple(one for one in env[:_ENV_MAX] if isinstance(one, str) and len(one) <= _TEXT_MAX
                  and "=" in one and "\0" not in one and _is_unicode(one)
                  ) if isinstance(env, list) else ()
-    return ImageConfig(tuple(diff_ids), _platform(record), kept, _text(inner.get("WorkingDir")),
-                       _text(inner.get("User")))
+    return ImageConfig((), "", kept, _text(record.get("WorkingDir")), _text(record.get("User")))
 
 
 def _is_unicode(text: str) -> bool:

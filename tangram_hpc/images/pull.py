@@ -29,7 +29,7 @@ from .merge_layers import UnpackedLayer, merge_layers
 from .node_store import NodeStore, StoredImage
 from .registry import RegistryImage
 from .shared_blobs import SharedBlobs
-from .sif import is_sif, unpack_sif
+from .sif import SIF, SQUASHFS, sif_config, squashed_kind, unpack_squashed
 from .unpack_layer import LayerNotes, unpack_layer
 
 IMPORTED = "imported"  # noted with a name that a person gave to an image of a file
@@ -100,8 +100,8 @@ def pull(text: str, settings: PullSettings, environ: Mapping[str, str], again: b
     store.sweep_drafts()
     try:
         with store.pulling(name.full):
-            if name.kind == "sif":
-                digest = _pull_sif(name, store, settings)
+            if name.kind in (SIF, SQUASHFS):
+                digest = _pull_squashed(name, store, settings)
             elif name.kind == REGISTRY:
                 digest = _pull_registry(name, store, settings, environ, again, on_layer)
             else:
@@ -127,12 +127,10 @@ def _path(name: ImageName) -> ImageName | None:
     if os.path.isdir(path):
         layout = os.path.isfile(f"{path}/oci-layout") and os.path.isfile(f"{path}/index.json")
         return ImageName(name.text, OCI, path) if layout else None
-    if is_sif(path):
-        return ImageName(name.text, "sif", path)
-    return ImageName(name.text, archive_kind(path), path)
+    return ImageName(name.text, squashed_kind(path) or archive_kind(path), path)
 
 
-def _pull_sif(name: ImageName, store: NodeStore, settings: PullSettings) -> str:
+def _pull_squashed(name: ImageName, store: NodeStore, settings: PullSettings) -> str:
     about = os.stat(name.path)
     seen = f"{about.st_dev}.{about.st_ino}.{about.st_size}.{about.st_mtime_ns}"
     known = store.digest_of_name(name.full)
@@ -141,14 +139,16 @@ def _pull_sif(name: ImageName, store: NodeStore, settings: PullSettings) -> str:
     digest = file_digest(name.path)
     if store.find(digest) is None:
         with store.draft() as draft:
-            size = unpack_sif(name.path, str(draft / "root"), platform_of(platform.machine()),
-                              _budget(settings))
+            size = unpack_squashed(name.path, str(draft / "root"), platform_of(platform.machine()),
+                                   _budget(settings))
+            config = sif_config(name.path)
 
             def fill(root: str) -> None:
                 os.rmdir(root)
                 os.rename(draft / "root", root)
 
-            store.add(StoredImage(digest, size=size), fill)
+            store.add(StoredImage(digest, env=config.env, working_dir=config.working_dir,
+                                  size=size), fill)
     store.note_name(name.full, digest, seen)
     return digest
 

@@ -1,9 +1,11 @@
-"""Unpacks the root file system of a `.sif` file, Apptainer's and Singularity's format.
+"""Unpacks the root file system of a `.sif` file, Apptainer's and Singularity's format, and of a
+bare squashfs, such as the `.sqsh` files that `enroot import` writes.
 
-A `.sif` file has a header, a table of descriptors, and partitions. Of these the primary system
-partition is used, which holds a squashfs. `unsquashfs` of squashfs-tools unpacks it; the file is
-only read. What it wrote is then made like the files of a layer: the user's own, without set-user-ID
-bits, and with nothing in it but files, links and directories.
+A `.sif` file has a header, a table of descriptors, and objects. Of these two are used: the primary
+system partition, which holds a squashfs, and the configuration of the image from which the file was
+built, if it was built from one of a registry or an archive. `unsquashfs` of squashfs-tools unpacks
+the squashfs; the file is only read. What it wrote is then made like the files of a layer: the
+user's own, without set-user-ID bits, and with nothing in it but files, links and directories.
 
 The header is read here, as its layout is short and fixed:
 https://github.com/sylabs/sif, docs and pkg/sif (version 1).
@@ -16,25 +18,39 @@ import shutil
 import stat
 import struct
 import subprocess
-from dataclasses import dataclass
-from typing import IO
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import IO, NamedTuple
 
 from .confined_tree import FOLDER, shown
 from .image_errors import ImageRefused, ImageUnavailable, of_os_error
-from .image_limits import DEPTH_MAX, UnpackBudget
+from .image_limits import DEPTH_MAX, MANIFEST_MAX, UnpackBudget
 from .local_images import open_regular
+from .manifests import ImageConfig, parse_programs, read_json
 
+SIF, SQUASHFS = "sif", "squashfs"  # kinds of files at a path
 MAGIC = b"SIF_MAGIC\0"
 _HEADER = struct.Struct("<32s10s3s3s16s8q")
 _DESCRIPTOR = struct.Struct("<i?III7q128s384s")
 _PARTITION, _SQUASHFS, _PRIMARY = 0x4004, 1, 2
+_JSON, _CONFIG_NAME = 0x4006, b"oci-config.json"
 _DESCRIPTORS_MAX = 1024
 _ARCHITECTURES = {b"01": "386", b"02": "amd64", b"03": "arm", b"04": "arm64", b"06": "ppc64le",
                   b"11": "s390x"}
 _SQUASH_MAGIC = b"hsqs"
-_NO_TOOL = ("image: unsquashfs is not installed on this node, and a .sif file cannot be unpacked "
-            "without it; install squashfs-tools, or convert the image with `apptainer build "
-            "--sandbox FOLDER IMAGE.sif` and name the folder")
+_NO_TOOL = ("image: unsquashfs is not installed on this node, and neither a .sif file nor a "
+            "squashfs can be unpacked without it; install squashfs-tools, or convert the image "
+            "with `apptainer build --sandbox FOLDER IMAGE.sif` and name the folder")
+
+
+class _Object(NamedTuple):
+    """An entry of the table of a `.sif` file: its kind, where it lies, and its own fields."""
+
+    kind: int
+    start: int
+    size: int
+    name: bytes
+    extra: bytes
 
 
 @dataclass(frozen=True)
@@ -46,18 +62,17 @@ class SifPartition:
     platform: str
 
 
-def is_sif(path: str) -> bool:
-    """Whether a file is a `.sif` file, by what it begins with."""
+def squashed_kind(path: str) -> str:
+    """Returns SIF or SQUASHFS, by what a file begins with; empty for another kind of file."""
     with open_regular(path) as file:
-        return file.read(42)[32:] == MAGIC
+        head = file.read(42)
+    if head.startswith(_SQUASH_MAGIC):
+        return SQUASHFS
+    return SIF if head[32:] == MAGIC else ""
 
 
-def sif_partition(file: IO[bytes], path: str) -> SifPartition:
-    """Finds the root file system in a `.sif` file.
-
-    Raises:
-        ImageRefused: the file is damaged, or its root file system is encrypted or no squashfs.
-    """
+def _objects(file: IO[bytes], path: str) -> Iterator[_Object]:
+    """Reads the table of a `.sif` file; raises ImageRefused if its header is damaged."""
     size = os.fstat(file.fileno()).st_size
     head = file.read(_HEADER.size)
     if len(head) < _HEADER.size or head[32:42] != MAGIC:
@@ -67,35 +82,68 @@ def sif_partition(file: IO[bytes], path: str) -> SifPartition:
     if not 0 < total <= _DESCRIPTORS_MAX or not 0 < offset <= size:
         raise ImageRefused(f"image: the .sif file {path} has a damaged header")
     file.seek(offset)
-    for _ in range(total):
-        data = file.read(_DESCRIPTOR.size)
-        if len(data) < _DESCRIPTOR.size:
-            break
-        kind, used, _, _, _, start, length, *_, extra = _DESCRIPTOR.unpack(data)
-        if not used or kind != _PARTITION:
-            continue
-        file_system, part, architecture = struct.unpack_from("<ii2s", extra)
-        if part != _PRIMARY:
+    table = file.read(total * _DESCRIPTOR.size)
+    for at in range(0, len(table) - _DESCRIPTOR.size + 1, _DESCRIPTOR.size):
+        kind, used, _, _, _, start, length, *_, name, extra = _DESCRIPTOR.unpack_from(table, at)
+        if used and kind in (_PARTITION, _JSON):
+            yield _Object(kind, start, length, name.rstrip(b"\0"), extra)
+
+
+def sif_partition(file: IO[bytes], path: str) -> SifPartition:
+    """Finds the root file system in a `.sif` file.
+
+    Raises:
+        ImageRefused: the file is damaged, or its root file system is encrypted or no squashfs.
+    """
+    size = os.fstat(file.fileno()).st_size
+    for one in _objects(file, path):
+        file_system, part, architecture = struct.unpack_from("<ii2s", one.extra)
+        if one.kind != _PARTITION or part != _PRIMARY:
             continue
         if file_system != _SQUASHFS:
             raise ImageRefused(f"image: the root file system of {path} is encrypted or no squashfs")
-        if start < 0 or length <= 0 or start + length > size:
+        if one.start < 0 or one.size <= 0 or one.start + one.size > size:
             raise ImageRefused(f"image: the .sif file {path} is cut off or damaged")
-        return SifPartition(start, length, f"linux/{_ARCHITECTURES.get(architecture, 'unknown')}")
+        return SifPartition(one.start, one.size,
+                            f"linux/{_ARCHITECTURES.get(architecture, 'unknown')}")
     raise ImageRefused(f"image: the .sif file {path} has no root file system")
 
 
-def unpack_sif(path: str, folder: str, platform: str, budget: UnpackBudget) -> int:
-    """Unpacks a `.sif` file into a folder that does not exist; returns the bytes of its files.
+def sif_config(path: str) -> ImageConfig:
+    """Returns what a `.sif` file says of its programs: ENV and WORKDIR of the image from which it
+    was built. Its USER is left out, since the files of a `.sif` file have lost their owners.
+
+    Raises:
+        ImageRefused: the file is damaged.
+    """
+    with open_regular(path) as file:
+        if file.read(len(_SQUASH_MAGIC)) == _SQUASH_MAGIC:
+            return ImageConfig(())
+        file.seek(0)
+        for one in _objects(file, path):
+            if one.kind == _JSON and one.name == _CONFIG_NAME and one.start > 0:
+                file.seek(one.start)
+                record = read_json(file.read(min(max(one.size, 0), MANIFEST_MAX + 1)),
+                                   "configuration")
+                return replace(parse_programs(record), user="")
+    return ImageConfig(())
+
+
+def unpack_squashed(path: str, folder: str, platform: str, budget: UnpackBudget) -> int:
+    """Unpacks a `.sif` file or a squashfs into a folder that does not exist; returns the bytes of
+    its files. A squashfs does not say for which platform it is.
 
     Raises:
         ImageRefused: it is damaged, too large, for another platform, or there is no unsquashfs.
         ImageUnavailable: the disk is full or fails.
     """
     with open_regular(path) as file:
+        if file.read(len(_SQUASH_MAGIC)) == _SQUASH_MAGIC:
+            return unpack_squashfs(path, 0, folder, budget)
+        file.seek(0)
         part = sif_partition(file, path)
         file.seek(part.offset)
-        if file.read(4) != _SQUASH_MAGIC:
+        if file.read(len(_SQUASH_MAGIC)) != _SQUASH_MAGIC:
             raise ImageRefused(f"image: the root file system of {path} is no squashfs")
     if part.platform != platform:
         raise ImageRefused(f"image: {path} is for {part.platform}, and this node is {platform}")
@@ -103,7 +151,7 @@ def unpack_sif(path: str, folder: str, platform: str, budget: UnpackBudget) -> i
 
 
 def unpack_squashfs(path: str, offset: int, folder: str, budget: UnpackBudget) -> int:
-    """Unpacks a squashfs that begins at an offset of a file; see `unpack_sif`."""
+    """Unpacks a squashfs that begins at an offset of a file; see `unpack_squashed`."""
     program = shutil.which("unsquashfs")
     if program is None:
         raise ImageRefused(_NO_TOOL)

@@ -209,8 +209,9 @@ def index_of(*images: MadeImage) -> bytes:
 
 
 def sif_of(squashfs: bytes, architecture: bytes = b"", *, kind: int = 0x4004, system: int = 1,
-           size: int | None = None) -> bytes:
-    """A `.sif` file with a root file system."""
+           size: int | None = None, config: bytes = b"") -> bytes:
+    """A `.sif` file with a root file system, and with the configuration of an image if one is
+    given."""
     codes = {"linux/amd64": b"02", "linux/arm64": b"04"}
     architecture = architecture or codes[HERE]
     start = 32768
@@ -222,8 +223,10 @@ def sif_of(squashfs: bytes, architecture: bytes = b"", *, kind: int = 0x4004, sy
                         b"def", b"")
     second = struct.pack("<i?III7q128s384s", kind, True, 2, 0, 0, start, length, length, 0, 0, 0, 0,
                          b"rootfs", struct.pack("<ii3s", system, 2, architecture + b"\0"))
-    table = (first + second).ljust(start - 4096, b"\0")
-    return head.ljust(4096, b"\0") + table + squashfs
+    third = struct.pack("<i?III7q128s384s", 0x4006, True, 3, 0, 0, start + len(squashfs),
+                        len(config), len(config), 0, 0, 0, 0, b"oci-config.json", b"")
+    table = (first + (third if config else b"") + second).ljust(start - 4096, b"\0")
+    return head.ljust(4096, b"\0") + table + squashfs + config
 
 
 def squashfs_of(entries: Sequence[Entry], folder: Path, *options: str) -> bytes:

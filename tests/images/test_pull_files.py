@@ -325,6 +325,46 @@ def test_a_sif_file_is_unpacked_like_any_image(tmp_path: Path) -> None:
     assert get(tmp_path, str(path)).digest != found.digest
 
 
+@needs_squashfs
+def test_a_sif_file_says_env_and_workdir_of_the_image_it_was_built_from(tmp_path: Path) -> None:
+    source, path = squashfs_of([entry("a", "x")], tmp_path), tmp_path / "image.sif"
+    path.write_bytes(sif_of(source, config=json.dumps({
+        "Env": ["PATH=/opt/bin", "A=b c", "odd"], "WorkingDir": "/testbed", "User": "bob",
+        "Cmd": ["x"]}).encode()))
+    image = get(tmp_path, str(path)).image
+    assert image is not None
+    # the files have lost their owners, so bob could not write his own
+    assert (image.env, image.working_dir, image.user) == (("PATH=/opt/bin", "A=b c"), "/testbed",
+                                                          "")
+    for config in (b"[]", b"{" * 5000, b'{"Env": 1' + b" " * (4 << 20)):
+        path.write_bytes(sif_of(source, config=config))
+        with pytest.raises(ImageRefused, match="its configuration"):
+            get(tmp_path, str(path))
+
+
+@needs_squashfs
+def test_a_bare_squashfs_is_unpacked_like_a_sif_file(tmp_path: Path) -> None:
+    path = tmp_path / "image.sqsh"
+    path.write_bytes(squashfs_of([folder("bin"), entry("bin/tool", "x", mode=0o4755)], tmp_path))
+    found = get(tmp_path, str(path))
+    assert tree_names(found.folder) == ["bin", "bin/tool"]
+    assert (Path(found.folder) / "bin/tool").stat().st_mode & 0o7777 == 0o755
+    assert get(tmp_path, str(path)).folder == found.folder
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(ImageRefused, match="unsquashfs cannot"):
+        get(tmp_path, str(path))
+
+
+@pytest.mark.parametrize("begin, why", [
+    (b"\x28\xb5\x2f\xfd", "unpack it with unzstd first"), (b"\xfd7zXZ\0", "with unxz first"),
+    (b"BZh9", "with bunzip2 first"), (bytes(1024), "is not a valid tar")])
+def test_a_file_that_is_no_tar_is_not_called_one(tmp_path: Path, begin: bytes, why: str) -> None:
+    path = tmp_path / "image"
+    path.write_bytes(begin + bytes(4096))
+    with pytest.raises(ImageRefused, match=why):
+        get(tmp_path, str(path))
+
+
 def tree_names(root: str) -> list[str]:
     return [str(path.relative_to(root)) for path in Path(root).rglob("*")]
 
