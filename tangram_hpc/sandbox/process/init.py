@@ -395,6 +395,8 @@ class Init:
         except NoShell as error:
             return self._refuse(run, 0, error.reason, ErrorReturn(SHELL_ENDED, error.reason))
         except Unstartable as error:
+            if isinstance(call, ShellCall):
+                self._shells.not_started(call.shell, error)
             return self._refuse(run, error.code, error.reason)
         if isinstance(call, ExecCall) and call is asked and identity is None:
             self._learn(run)

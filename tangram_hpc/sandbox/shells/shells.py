@@ -78,13 +78,14 @@ class Shells:
                 raise NoShell(f"shell: {self._how_ended(call.shell)}")
             if len(self._shells) >= _SHELLS_MAX:
                 raise Unstartable(126, f"shell: {_SHELLS_MAX} are open in this session; close one")
-            try:
-                program = program_of(call.program, grants.adding(call.env, 1, 1, ""))
-            except Unstartable as error:
-                self._remember(call.shell, f"it was not opened ({error})")
-                raise
+            program = program_of(call.program, grants.adding(call.env, 1, 1, ""))
             shell = ShellProcess(call.shell, program)
         return ShellCommand(run, call, output_max, isolation, usage, shell)
+
+    def not_started(self, number: int, error: Unstartable) -> None:
+        """Notes why a command could not start, for later commands if it was to open its shell."""
+        if number not in self._shells:
+            self._remember(number, f"it was not opened ({error})")
 
     def _how_ended(self, number: int) -> str:
         how = self._ends.get(number)
