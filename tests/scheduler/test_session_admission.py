@@ -71,7 +71,9 @@ def test_an_infeasible_session_is_refused_naming_the_field_and_the_remedy(
 def test_a_session_with_an_image_needs_a_backend_that_takes_images() -> None:
     w = World()
     w.node(backends=("process",), untrusted=("process",))
-    assert "image: no node has a backend that takes 'x'" in session_refusal(w, image="x")
+    assert session_refusal(w, image="x") == (
+        "image: no node has a backend that takes 'x'; bwrap takes images, and `tangram doctor` on "
+        "a node says what it lacks there")
 
 
 def test_where_only_a_container_program_isolates_code_it_needs_an_image() -> None:

@@ -221,7 +221,8 @@ def _no_backend(nodes: list[NodeEntry], spec: SessionSpec) -> str:
     if spec.network == OPEN and (why := _not_open(nodes, spec)):
         return why
     if image and not able:
-        return f"image: no node has a backend that takes {image!r}; leave it out"
+        return (f"image: no node has a backend that takes {image!r}; bwrap takes images, and "
+                "`tangram doctor` on a node says what it lacks there")
     return "backend: no node has one for this session"
 
 
