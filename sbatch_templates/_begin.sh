@@ -24,6 +24,10 @@ fi
 if [ -n "${SLURM_STEP_ID:-}" ]; then                    # a step's cores and MPI: this script is in no step
     forget '^(SLURM_STEP|SLURM_CPU_BIND|PMI_|PMIX_[^M]|OMPI_COMM_WORLD_)'
 fi
+commands_as_written() { # without options that a user has set for these commands, as in ~/.bashrc or by a module
+    forget '^((SQUEUE|SINFO|SCONTROL|SCANCEL)_.*|SLURM_CLUSTERS)$'
+}
+commands_as_written
 # srun takes these as options of each step; an interactive job leaves them behind
 forget '^SLURM_(NTASKS_PER_(NODE|GPU)|GPUS(_PER_(NODE|SOCKET|TASK))?|CPUS_PER_GPU|MEM_PER_GPU)$'
 if [ -n "${SLURM_THREADS_PER_CORE:-}${SLURM_MEM_PER_CPU:+${SLURM_MEM_PER_NODE:-}}" ]; then  # of this job or that one
@@ -77,6 +81,7 @@ setup_status=$?                                         # bash goes on when a co
     "after it were not run" >&2
 set -u
 trap - ERR
+commands_as_written
 settings="<CONFIG>"
 if [ -n "$settings" ]; then
     TANGRAM_CONFIG=$(realpath -- "$settings")           # relative to the folder where the job was submitted

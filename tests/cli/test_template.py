@@ -694,7 +694,7 @@ OUTER = {"SLURM_HET_SIZE": "3", "SLURM_JOB_ID_HET_GROUP_0": "5", "SLURM_JOB_ID_H
          "SLURM_MEM_PER_CPU": "100", "SLURM_THREADS_PER_CORE": "1"}
 SQUEUE = """\
 #!/bin/bash
-[ "$SLURM_TIME_FORMAT" = standard ] && echo "${SQUEUE_ENDS:-2096-10-02T07:06:40}"
+[ "$SLURM_TIME_FORMAT" = standard ] && echo "${ENDS:-2096-10-02T07:06:40}"
 """
 
 
@@ -722,10 +722,28 @@ def test_what_another_job_left_in_the_environment_is_dropped(pretence: Pretence)
     assert not list(pretence.folder.glob("*.2.out"))
 
 
+@pytest.mark.parametrize("setup", ["", "export "])
+def test_options_that_a_user_has_set_for_slurms_commands_do_not_reach_the_scripts_own(
+        pretence: Pretence, setup: str) -> None:
+    """With them `squeue` told no end of the job, and `scancel` left its trainer untold."""
+    options = {"SQUEUE_PARTITION": "gpu", "SQUEUE_STATES": "PD", "SCANCEL_STATE": "PENDING",
+               "SINFO_PARTITION": "gpu", "SCONTROL_ALL": "1", "SLURM_CLUSTERS": "other",
+               "SBATCH_PARTITION": "cpu"}
+    if setup:  # as by `source ~/.bashrc`
+        setup += " ".join(f"{name}={value}" for name, value in options.items())
+    keys = {"cpus_lent": "2", "ranks": "2", "gateway": "off", "mpi": "none", "trainer": "env",
+            "setup": setup}
+    status, out, err = pretence.run("", render(load("single-node"), keys), SLURM_HET_SIZE="",
+                                    SLURM_JOB_CPUS_PER_NODE="4", **({} if setup else options))
+    assert (status, err) == (0, "")
+    left = {line.partition("=")[0] for line in out.splitlines()}
+    assert left & set(options) == {"SBATCH_PARTITION"}
+
+
 def test_a_job_without_a_time_limit_has_an_end_that_slurm_is_asked_for_again(pretence: Pretence
                                                                              ) -> None:
     """The broker asks Slurm only for ends that it was told; a limit may be set while it runs."""
-    told = told_of_another_job(pretence, SQUEUE_ENDS="NONE", SLURM_JOB_END_TIME="",
+    told = told_of_another_job(pretence, ENDS="NONE", SLURM_JOB_END_TIME="",
                                SLURM_HET_SIZE="")
     assert 364 * 86_400 < int(told["SLURM_JOB_END_TIME"]) - time.time() < 366 * 86_400
 
