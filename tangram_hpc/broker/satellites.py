@@ -9,6 +9,7 @@ is not known. Every answer becomes an event.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -24,9 +25,13 @@ from ..scheduler.state.ledger import Ledger
 
 LINGER_NS = 45 * 10**9  # a satellite is cancelled this long after its workers were told to end
 _RETRY_NS = 10**9
-# Parts of the Reason that Slurm gives for a job that cannot start unless it is changed.
-_HOPELESS = ("Limit", "BadConstraints", "InvalidAccount", "InvalidQOS", "PartitionDown",
-             "PartitionInactive", "AccountNotAllowed", "QOSNotAllowed", "JobHeld")
+# Parts of the Reason that Slurm gives for a job that does not start when other jobs end: what the
+# job itself asks for exceeds a limit, a budget is used up, or somebody must change something. A
+# limit of what runs at one time (QOSMaxJobsPerUserLimit, AssocGrpCpuLimit) is none of these.
+_HOPELESS = re.compile(
+    "PerJob|PerNode|QOSMin|TimeLimit|PartitionNodeLimit|WallLimit|(?<!Run)Minutes|BadConstraints|"
+    "InvalidAccount|InvalidQOS|PartitionDown|PartitionInactive|AccountNotAllowed|QOSNotAllowed|"
+    "JobHeld")
 
 
 @dataclass
@@ -280,7 +285,7 @@ class Satellites:
             return self._learn_end(entry, row)
         if row.waits:
             self.reasons[alloc] = row.reason
-            if entry.state is AllocState.PENDING and any(w in row.reason for w in _HOPELESS):
+            if entry.state is AllocState.PENDING and _HOPELESS.search(row.reason):
                 assert entry.shape is not None
                 until = backoff_until(self._ledger, entry.shape.name, now)
                 why = f"Slurm holds it back: {row.reason}"

@@ -222,17 +222,30 @@ def test_a_request_withdrawn_before_its_retry_is_dropped() -> None:
     assert len(rig.slurm.submitted) == 1
 
 
-def test_a_pending_satellite_that_slurm_holds_back_is_withdrawn() -> None:
+@pytest.mark.parametrize("passes, stays", [
+    ("Priority", "QOSMaxWallDurationPerJobLimit"),
+    ("QOSMaxJobsPerUserLimit", "PartitionTimeLimit"),
+    ("AssocMaxJobsLimit", "AssocMaxNodePerJobLimit"),
+    ("AssocGrpCpuLimit", "AssocGrpCPUMinutesLimit"),
+    ("AssocGrpCPURunMinutesLimit", "QOSGrpWallLimit"),
+    ("QOSGrpNodeLimit", "PartitionNodeLimit"),
+    ("MaxGRESPerAccount", "QOSMaxGRESPerJob"),
+    ("QOSMaxCpuPerUserLimit", "QOSMinGRES"),
+    ("Resources", "JobHeldAdmin")])
+def test_a_pending_satellite_is_withdrawn_for_what_does_not_pass_by_itself(
+        passes: str, stays: str) -> None:
+    """A limit of what runs at one time passes when another job ends."""
     rig = Rig()
     alloc = rig.asked()
     rig.slurm.submitted[0][1](63)
     rig.watch(2)
-    rig.slurm.queried[0][2]((view(63, "PENDING", reason="Priority"),))
-    assert rig.sat.reasons[alloc] == "Priority" and rig.state(alloc) is AllocState.PENDING
+    rig.slurm.queried[0][2]((view(63, "PENDING", reason=passes),))
+    assert rig.sat.reasons[alloc] == passes and rig.state(alloc) is AllocState.PENDING
+    assert "spare" not in rig.allocs.rejected and not rig.slurm.cancelled
     rig.watch(30)
-    rig.slurm.queried[1][2]((view(63, "PENDING", reason="AssocGrpCpuLimit"),))
+    rig.slurm.queried[1][2]((view(63, "PENDING", reason=stays),))
     assert rig.state(alloc) is AllocState.ENDING
-    assert rig.allocs.rejected["spare"].why == "Slurm holds it back: AssocGrpCpuLimit"
+    assert rig.allocs.rejected["spare"].why == f"Slurm holds it back: {stays}"
     assert rig.slurm.cancelled[0][0] == (JobRef(63),)
 
 
