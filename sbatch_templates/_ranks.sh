@@ -1,5 +1,6 @@
 # ---- trainers: one step; `tangram rank` makes the last rank of an MPI world the gateway --------------
-# --kill-on-bad-exit=0: ranks outlive a gateway that dies, and go on over the broker's socket.
+# --kill-on-bad-exit=0: ranks outlive a gateway that dies, and go on over the broker's socket; --wait=0: also
+# where the site's WaitTime would end a step some time after its first task.
 # --distribution=plane: the same number of ranks on each node, in order, and then the gateway.
 launcher=<LAUNCHER>
 image="<CONTAINER_IMAGE>"                                # tangram must be installed in it
@@ -19,7 +20,7 @@ fi
 umask "$own_umask"                                       # this script writes no more files
 TANGRAM_WORLD_SIZE=<TASKS_TRAINER> \
 srun ${trainer_step[@]+"${trainer_step[@]}"} --job-name=ranks --ntasks=<TASKS_TRAINER> --cpus-per-task=<CPUS_PER_RANK> \
-    --distribution=plane=<RANKS_NODE> --mpi=<MPI> --kill-on-bad-exit=0 \
+    --distribution=plane=<RANKS_NODE> --mpi=<MPI> --kill-on-bad-exit=0 --wait=0 \
     tangram rank --gateway=<GATEWAY> --step-file="$step" --launcher="$launcher" --apptainer="$image" \
     -- bash -c "$trainer" &
 ranks=$!

@@ -63,5 +63,5 @@ worker='export TANGRAM_SCRATCH="<SCRATCH>/tangram-node-$tangram_tag-$SLURMD_NODE
         sleep 30
     done
     exit "$status"'
-lend=(--job-name=workers --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --mpi=none
+lend=(--job-name=workers --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --mpi=none
       --task-epilog="$epilog")

@@ -380,6 +380,17 @@ def test_the_job_script_starts_and_ends_broker_workers_gateway_and_trainer(
     assert list(pretence.scratch.iterdir()) == []  # the epilog was there
 
 
+def test_a_step_goes_on_when_one_of_its_tasks_has_ended(pretence: Pretence) -> None:
+    """Whatever `WaitTime` and `KillOnBadExit` the site has set."""
+    srun = pretence.folder / "bin" / "srun"
+    srun.write_text(SRUN.replace("words=", 'echo "${*//$'"'\\n'"'/ }" >> "$LOG.srun"\nwords=', 1))
+    assert pretence.run("true")[0] == 0
+    steps = Path(f"{pretence.log}.srun").read_text().splitlines()
+    assert len(steps) == 3
+    for step in steps:
+        assert {"--wait=0", "--kill-on-bad-exit=0"} <= set(step.split())
+
+
 @pytest.mark.parametrize(("name", "told", "end", "status", "lost"), [
     ("hetjob", "JobId=9 JobState=PENDING Reason=None NodeList= NumNodes=2", 0, 1, "n1,n2"),
     ("hetjob", "JobId=9 JobState=COMPLETING Reason=None NodeList=n1,n2 NumNodes=2", 0, 1, "n1,n2"),
