@@ -667,9 +667,13 @@ def test_a_replay_ends_with_its_own_status(pretence: Pretence) -> None:
     assert (status, out, err) == (4, "", "")
 
 
-def test_a_replay_near_its_time_limit_ends_and_is_requeued(pretence: Pretence) -> None:
+def test_a_replay_near_its_time_limit_ends_in_order_and_is_requeued(pretence: Pretence) -> None:
+    """srun would kill it at once, and its broker's folder would stay on the node."""
     tool = pretence.folder / "bin" / "tangram"
-    tool.write_text("#!/bin/bash\ntouch up; exec sleep 30\n")
+    tool.write_text("""#!/bin/bash
+        echo $$ > "$LOG.pid"; trap 'rm up; exit 143' TERM; touch up
+        while :; do sleep 0.05; done
+        """)
     text = render(load("replay"), {"workload": "w.jsonl", "setup": f"cd {pretence.folder}",
                                    "requeues": "1"})
     child = pretence.start("", text, SLURM_JOB_NAME="r")
@@ -677,7 +681,8 @@ def test_a_replay_near_its_time_limit_ends_and_is_requeued(pretence: Pretence) -
     child.send_signal(signal.SIGUSR1)
     out, err = child.communicate(timeout=15)
     assert child.returncode == 143 and "start 1 of 1 follows" in out, err
-    assert pretence.logged()[-1] == "scontrol requeue 7"
+    assert not (pretence.folder / "up").exists()
+    assert pretence.logged() == [f"{SIGNALLED} 7.0", "scontrol requeue 7"]
 
 
 def test_each_start_of_a_requeued_job_has_its_own_log_file(pretence: Pretence) -> None:
