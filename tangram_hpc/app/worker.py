@@ -45,6 +45,7 @@ from ..sandbox.manager.sandbox_executor import SandboxExecutor
 from ..services.backend_registry import make_backend
 from ..services.processes.service_executor import ServiceExecutor
 from ..slurm.job_environment import SlurmPlace, slurm_place
+from ..storage.access import JobHasEnded
 from ..storage.output_log import NodeOutputLog
 from ..storage.rundir import make_scratch, tangram_home
 from ..storage.spill_files import FolderSpillFiles
@@ -213,7 +214,8 @@ class _JoinedAndLost(BrokerUnreachable):
 def lend(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     """Runs `serve_worker`, and runs it again as another node when the broker does not take this
     node back, or could not be reached at first and can be within `grace_s`. Returns 0 when the
-    broker says that the job is over.
+    broker says that the job is over, and when it was over before the worker of the same Slurm job
+    had started, as when a trainer ends at once.
 
     Raises:
         BrokerUnreachable: the broker was lost for good; the exit status is `WAY_SHUT` if its host
@@ -223,6 +225,13 @@ def lend(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     while True:
         try:
             return asyncio.run(serve_worker(plan, environ))
+        except JobHasEnded as over:
+            place = slurm_place(environ)
+            if place is None or place.job != over.job:
+                raise
+            print(f"tangram: the broker of job {over.job} ended at {over.when}, before the worker "
+                  f"on {place.node} had started", file=sys.stderr, flush=True)
+            return 0
         except BrokerUnreachable as lost:
             if isinstance(lost, _JoinedAndLost):
                 way = lost.way  # `serve_worker` has tried for `grace_s`

@@ -64,6 +64,20 @@ class Access:
     epoch: int = 0
 
 
+class JobHasEnded(AccessError):
+    """Raised when an access file says that its job's broker has ended in order.
+
+    Attributes:
+        job: The job's name.
+        when: When the broker ended, for people.
+    """
+
+    def __init__(self, path: Path, job: str, when: str) -> None:
+        super().__init__(f"access file {path}: job {job} has ended at {when}; start a new one, or "
+                         "wait for its next start if Slurm has it in its queue again")
+        self.job, self.when = job, when
+
+
 def worker_file(path: Path) -> Path:
     """Returns the access file for workers that lies beside this one for clients. A file of another
     name, such as a copy, is returned as it is.
@@ -119,7 +133,8 @@ def read_access(path: Path) -> Access:
 
     Raises:
         AccessError: The file is missing, readable by others, owned by somebody else or no access
-            file, or its job has ended. The text is one line, with the remedy.
+            file. The text is one line, with the remedy.
+        JobHasEnded: The job has ended.
     """
     try:
         info = os.stat(path)
@@ -143,9 +158,7 @@ def read_access(path: Path) -> Access:
                                      "addresses": (), "key": b""}, Access)
             return replace(known, back_within_s=max(_NEXT_S, known.back_within_s))
         if fields["ended"]:
-            raise AccessError(f"access file {path}: job {fields['job']} has ended at "
-                              f"{fields['ended']}; start a new one, or wait for its next start if "
-                              "Slurm has it in its queue again")
+            raise JobHasEnded(path, fields["job"], fields["ended"])
         return msgspec.convert({**fields, "key": bytes.fromhex(fields["key"])}, Access)
     except (ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError) as error:
         raise AccessError(f"access file {path}: not an access file ({error!r})") from None

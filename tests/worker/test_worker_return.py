@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.forked_verb import tangram
 from helpers.tcp_relay import Relay
 
 import tangram_hpc
 from tangram_hpc.errors import BrokerUnreachable
+from tangram_hpc.storage.access import NAME, WORKER_NAME, mark_ended
 from tangram_hpc.transport.socket import dial as dialling
 from tangram_hpc.transport.socket.tcp_options import tune
 
@@ -81,6 +83,22 @@ def test_a_worker_takes_one_way_to_a_broker(
     _, said = started("worker", "-j", "local-b", "--access", "access.json").communicate(timeout=60)
     assert said == "tangram: error: worker: --job and --access both name a broker; give one of " \
                    "them\n"
+
+
+def test_a_worker_that_starts_after_the_end_of_its_own_job_has_not_failed(
+        short_folder: Path) -> None:
+    """As when a trainer ends at once. A satellite, a job of its own, came too late."""
+    for name in (NAME, WORKER_NAME):
+        file = short_folder / "jobs" / "7" / name
+        file.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+        file.touch(0o600)
+    mark_ended(file.with_name(NAME), "7", "noon")
+    env = {**os.environ, "TANGRAM_HOME": str(short_folder), "SLURMD_NODENAME": "n"}
+    own = tangram("worker", env=env | {"SLURM_JOB_ID": "7"})
+    assert (own.returncode, own.stderr) == (
+        0, "tangram: the broker of job 7 ended at noon, before the worker on n had started\n")
+    other = tangram("worker", env=env | {"SLURM_JOB_ID": "8", "TANGRAM_JOB": "7"})
+    assert other.returncode == 2 and "job 7 has ended at noon; start a new one" in other.stderr
 
 
 def test_a_worker_rejoins_after_a_lost_link_and_exits_when_its_broker_ended(
