@@ -24,7 +24,7 @@ worker='export TANGRAM_SCRATCH="<SCRATCH>/tangram-node-$tangram_tag-$SLURMD_NODE
     trap "rmdir \"\$TANGRAM_SCRATCH\" 2>/dev/null" EXIT    # Slurm may kill the epilog at once
     told="" starts=0 status=143
     trap "told=yes" TERM INT                             # this shell stays; the worker gets the signals too
-    trap : USR1 USR2                                     # scancel --signal=USR1 without --batch: to every step
+    trap : USR1 USR2 HUP                                 # scancel --signal=USR1 without --batch: to every step
     while [ -z "$told" ]; do
         since=$SECONDS
         tangram worker --component "$1" "${@:2}" && exit

@@ -73,7 +73,7 @@ REPORT_S = 0.1  # seconds between two AttemptsStarted messages
 AHEAD = 512  # prefetched leases that a worker takes for one unit
 SIGNAL_S = 0.5  # longest time between Slurm's signal to a command and that to its worker
 # how Slurm ends a step, and what `scancel --signal=USR1 JOB` sends to all of its processes
-_SLURMS = (signal.SIGTERM, signal.SIGKILL, signal.SIGUSR1, signal.SIGUSR2)
+_SLURMS = (signal.SIGTERM, signal.SIGKILL, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 RESEND_BYTES = 4 << 20  # kept results are sent again in pieces of about this size
 RESEND_S = 0.01  # seconds between two of these pieces
 

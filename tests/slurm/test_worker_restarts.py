@@ -62,8 +62,9 @@ def test_nothing_is_left_of_a_worker_that_ends_although_no_epilog_runs(
 
 
 @pytest.mark.parametrize(("end", "code"), [
-    (KILLED, 137), ("exit 70", 70), ("kill -USR1 $PPID $$", 138), ("kill -USR2 $PPID $$", 140)],
-    ids=["killed", "failed", "USR1 to the step", "USR2 to the step"])
+    (KILLED, 137), ("exit 70", 70), ("kill -USR1 $PPID $$", 138), ("kill -USR2 $PPID $$", 140),
+    ("kill -HUP $PPID $$", 129)],
+    ids=["killed", "failed", "USR1 to the step", "USR2 to the step", "HUP to the step"])
 def test_a_worker_that_dies_is_started_again(tmp_path: Path, end: str, code: int) -> None:
     status, began, said = play(tmp_path, end, end, "exit 0")
     assert (status, began) == (0, 3), said

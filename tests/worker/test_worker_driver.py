@@ -125,7 +125,7 @@ def test_commands_that_slurm_ends_before_the_worker_leaves_are_not_reported(
     assert rig.ended == ["it left: SIGTERM"]
 
 
-@pytest.mark.parametrize("number", [15, 10, 12], ids=["TERM", "USR1", "USR2"])
+@pytest.mark.parametrize("number", [15, 10, 12, 1], ids=["TERM", "USR1", "USR2", "HUP"])
 def test_a_command_ended_by_a_signal_alone_is_reported_after_a_short_wait(number: int) -> None:
     rig = Rig()
     for lease in (1, 2, 3):
