@@ -31,7 +31,7 @@ _RETRY_NS = 10**9
 _HOPELESS = re.compile(
     "PerJob|PerNode|QOSMin|TimeLimit|PartitionNodeLimit|WallLimit|(?<!Run)Minutes|BadConstraints|"
     "InvalidAccount|InvalidQOS|PartitionDown|PartitionInactive|AccountNotAllowed|QOSNotAllowed|"
-    "JobHeld")
+    "not.permitted.to.use.this.partition|JobHeld")  # in words: of an account or a QOS
 
 
 @dataclass

@@ -231,7 +231,8 @@ def test_a_request_withdrawn_before_its_retry_is_dropped() -> None:
     ("QOSGrpNodeLimit", "PartitionNodeLimit"),
     ("MaxGRESPerAccount", "QOSMaxGRESPerJob"),
     ("QOSMaxCpuPerUserLimit", "QOSMinGRES"),
-    ("Resources", "JobHeldAdmin")])
+    ("Resources", "JobHeldAdmin"),
+    ("None", "Job's QOS not permitted to use this partition (gpu allows prod not normal)")])
 def test_a_pending_satellite_is_withdrawn_for_what_does_not_pass_by_itself(
         passes: str, stays: str) -> None:
     """A limit of what runs at one time passes when another job ends."""
