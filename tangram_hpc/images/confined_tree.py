@@ -151,8 +151,9 @@ class ConfinedTree:
         except FileNotFoundError:
             return
         except (IsADirectoryError, PermissionError):
-            self.forget_but(parent)
             remove_below(name, parent)
+        # it may have been a link or a directory on the way to the directory that was used last
+        self.forget_but(parent)
 
     def forget_but(self, parent: int) -> None:
         """Like `forget`, but leaves a descriptor open that is in use."""

@@ -173,7 +173,7 @@ class _Unpacking:
             os.mkdir(parts[-1], 0o700, dir_fd=parent)
         except FileExistsError:
             if not _is_folder(parts[-1], parent):
-                os.unlink(parts[-1], dir_fd=parent)
+                self._tree.clear(parent, parts[-1])
                 os.mkdir(parts[-1], 0o700, dir_fd=parent)
         if self._owners:
             os.chown(parts[-1], *_owner(member), dir_fd=parent, follow_symlinks=False)

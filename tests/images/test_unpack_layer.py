@@ -127,6 +127,12 @@ def test_what_comes_twice_is_what_comes_last(tmp_path: Path) -> None:
     assert not (tree / "f").is_symlink() and (tree / "f/g").exists()
 
 
+def test_files_go_where_a_link_leads_that_has_replaced_another_one(tmp_path: Path) -> None:
+    tree, _ = unpack(tmp_path, link("lib", "old"), entry("lib/a"), link("lib", "new"),
+                     entry("lib/b"), folder("lib"), entry("lib/c"))
+    assert names(tree) == ["lib", "lib/c", "new", "new/b", "old", "old/a"]
+
+
 @pytest.mark.attack("repository", "files")
 def test_a_link_inside_is_followed_as_from_inside(tmp_path: Path) -> None:
     tree, _ = unpack(tmp_path, folder("usr/lib"), link("lib", "usr/lib"), entry("lib/a", "1"),
