@@ -314,6 +314,8 @@ def test_a_wrong_shell_call_is_refused_in_one_line(make: Any, backend: str) -> N
     assert "it was not opened (program: 'perl' is not one of bash" in rig.run("echo")[1].text
     assert rig.start(cwd="nowhere").reason.startswith("cwd: nowhere:")
     assert "it was not opened (cwd: nowhere:" in rig.run("echo")[1].text
+    assert rig.start(user="nobody-here").reason.startswith("user: 'nobody-here' is not the user")
+    assert "it was not opened (user: 'nobody-here' is not" in rig.run("echo")[1].text
     assert "null byte" in rig.run("echo \0", start=True)[0].reason
     outcome = rig.end(rig.begin(ShellCall("open", 1, start=True), Kind.EXEC))[0]
     assert outcome.reason == "shell: it lives in a session; open one"

@@ -89,7 +89,6 @@ _AGAIN_NS = 20_000_000  # between two attempts to kill the processes that are le
 _END_S = 5.0
 _AnyCommand = ExecCall | ShellCall | TerminalCall | DetachableCall
 _Wrapped = TerminalCall | DetachableCall  # around an ExecCall
-_CANNOT_RUN = 126  # the exit code that a shell gives
 _ALONE = (ActionState.TIMEOUT, ActionState.CANCELLED)  # ends no earlier command's processes
 _FIRST = b"500"  # oom_score_adj of a command: the kernel kills it before its init
 
@@ -379,9 +378,6 @@ class Init:
             return self._refuse(run, 0, f"payload: a sandbox cannot run a {type(call).__name__}")
         try:
             asked, (call, identity) = call, self._as_user(call)
-        except users.UnknownUser as error:
-            return self._refuse(run, _CANNOT_RUN, str(error))
-        try:
             command = self._command_of(run, self._beginning(call))
             command.identity = identity
             self._limit_files(run.limits.disk_mib)

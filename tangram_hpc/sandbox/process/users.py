@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from ...protocol.payload import ExecCall
 from ..user_namespace import SPAN, UserMap
+from .unstartable import Unstartable
 
 _PASSWD, _GROUP = "/etc/passwd", "/etc/group"
 _PASSWD_MAX = 4 << 20  # bytes
@@ -26,8 +27,11 @@ _GROUPS_MAX = 256  # of one user
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-class UnknownUser(Exception):
+class UnknownUser(Unstartable):
     """The command cannot run as that user; the text is one line that says why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(126, reason)
 
 
 class Identity(NamedTuple):
