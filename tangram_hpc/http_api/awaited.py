@@ -21,7 +21,8 @@ class GivenUp(Exception):
 
 async def awaited(work: Awaitable[T], gone: Callable[[], Awaitable[object]],
                   limit_s: float | None = None) -> T:
-    """Returns what the work returns. Otherwise cancels the work and waits for its end.
+    """Returns what the work returns. Otherwise cancels the work and waits for its end, which may
+    still be a result that nobody gets: a caller whose work makes something has to remove it.
 
     Args:
         work: what is done for the client.
@@ -34,7 +35,7 @@ async def awaited(work: Awaitable[T], gone: Callable[[], Awaitable[object]],
     doing, hung_up = asyncio.ensure_future(work), asyncio.ensure_future(gone())
     try:
         await asyncio.wait((doing, hung_up), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-        if not doing.done():
+        if hung_up.done() or not doing.done():
             raise GivenUp
         return doing.result()
     finally:

@@ -74,13 +74,15 @@ def _making(router: APIRouter, sandboxes: SandboxRegistry) -> None:
     @router.post("/v2/sandboxes", status_code=201)
     async def create(new: NewSandbox, http: Request) -> SandboxAnswer:
         """Makes a sandbox; answers when commands can run in it."""
-        making = sandboxes.create(
+        key = http.headers.get("idempotency-key", "")[:256]
+        making = asyncio.ensure_future(sandboxes.create(
             _owner(http), new.templateID, new.timeout, metadata=new.metadata or {},
-            env=new.envVars or {}, network=new.allow_internet_access is not False,
-            key=http.headers.get("idempotency-key", "")[:256])
+            env=new.envVars or {}, network=new.allow_internet_access is not False, key=key))
         try:
             return _answer(await awaited(making, lambda: hung_up(http)))
         except GivenUp:
+            if not key:  # else the client may ask again
+                _end_those_made(sandboxes, [making])
             raise _nobody_waits() from None
 
     @router.get("/templates/aliases/{alias:path}")
@@ -156,9 +158,7 @@ def _copying(router: APIRouter, sandboxes: SandboxRegistry) -> None:
             made = await awaited(asyncio.gather(*forks, return_exceptions=True),
                                  lambda: hung_up(http))
         except GivenUp:
-            for each in forks:
-                if not each.cancelled() and each.exception() is None:
-                    sandboxes.end(each.result())
+            _end_those_made(sandboxes, forks)
             raise _nobody_waits() from None
         return [_forked(each) for each in made]
 
@@ -177,6 +177,13 @@ def _copying(router: APIRouter, sandboxes: SandboxRegistry) -> None:
         await sandboxes.find(number, _owner(http))
         raise ApiError(501, f"{http.url.path.rpartition('/')[2]}: this server does not serve this; "
                             "docs/HTTP.md says what it serves")
+
+
+def _end_those_made(sandboxes: SandboxRegistry, makings: list[asyncio.Task[Sandbox]]) -> None:
+    """Ends the sandboxes that were ready at the moment when their client hung up."""
+    for making in makings:
+        if not making.cancelled() and making.exception() is None:
+            sandboxes.end(making.result())
 
 
 def _nobody_waits() -> ApiError:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import time
 import weakref
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from fastapi import FastAPI
 
 from tangram_hpc import ActionFailed, ClientClosed, InvalidInput
+from tangram_hpc.http_api.e2b.control_routes import control_routes
 from tangram_hpc.http_api.e2b.images import E2bOptions, Wanted, read_options, wanted
 from tangram_hpc.http_api.e2b.processes import Processes
 from tangram_hpc.http_api.e2b.records import RecordFolder, SandboxRecord
@@ -183,3 +186,40 @@ def test_an_exit_code_that_is_half_written_is_none(data: bytes, code: int | None
     ("for i in 1; do :; done", "for"), ("", "bash"), ("$(x)", "bash")])
 def test_a_command_is_named_by_its_first_program(line: str, name: str) -> None:
     assert name_of(["/bin/bash", "-l", "-c", line]) == name
+
+
+@pytest.mark.parametrize("when", ["at once", "when it is cancelled"])
+@pytest.mark.parametrize("key", [b"", b"again"])
+def test_a_sandbox_that_is_ready_as_its_client_hangs_up_is_ended(when: str, key: bytes) -> None:
+    """In Python 3.10 and 3.11 `wait_for` returns a result although it was cancelled."""
+    ended: list[object] = []
+    made = object()
+
+    class Sandboxes:
+        async def create(self, *told: object, **named: object) -> object:
+            if when == "when it is cancelled":
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(60)
+            return made
+
+        def end(self, sandbox: object) -> None:
+            ended.append(sandbox)
+
+    body = [{"type": "http.request", "body": b'{"templateID": "base"}', "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        return body.pop() if body else {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        pass
+
+    async def ask() -> None:
+        app = FastAPI()
+        app.include_router(control_routes(cast(Any, Sandboxes())))
+        with contextlib.suppress(ApiError):
+            await app({"type": "http", "method": "POST", "path": "/v2/sandboxes", "headers": [
+                (b"content-type", b"application/json"), (b"idempotency-key", key)],
+                "query_string": b"", "state": {"client": "alice"}}, receive, send)
+
+    asyncio.run(ask())
+    assert ended == ([] if key else [made])
