@@ -11,7 +11,7 @@ the session may come between, so a file that has changed meanwhile is an error a
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ..errors import FileFailed, InvalidInput
 from ..protocol import payload as pl
@@ -84,11 +84,13 @@ class PartialRead:
         return None
 
 
-def write_calls(path: str, data: bytes, mode: int) -> list[pl.FileCall]:
-    """The calls that write a file; at least one."""
-    view = memoryview(data)
-    return [pl.FileCall(path, bytes(view[at:at + PART]), mode, offset=at)
-            for at in range(0, max(1, len(data)), PART)]
+def write_calls(path: str, data: bytes | bytearray | memoryview, mode: int
+                ) -> Iterator[pl.FileCall]:
+    """The calls that write a file; at least one. Each is made when it is asked for, so that no more
+    than a part of the content is copied at a time."""
+    view = memoryview(data).cast("B")
+    return (pl.FileCall(path, bytes(view[at:at + PART]), mode, offset=at)
+            for at in range(0, max(1, len(view)), PART))
 
 
 def span(offset: int, length: int | None) -> tuple[int, int]:

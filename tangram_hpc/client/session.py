@@ -308,10 +308,14 @@ class Session:
         Raises:
             InvalidInput: an argument is wrong; the message names it.
         """
-        *earlier, last = write_calls(_below(path), raw_bytes(data, "data"), mode)
-        parts = tuple(self._file(call, "write") for call in earlier)
+        content = data if isinstance(data, bytearray | memoryview) else raw_bytes(data, "data")
+        calls, parts = write_calls(_below(path), content, mode), list[Future]()
+        last = next(calls)
+        for call in calls:
+            parts.append(self._file(last, "write"))
+            last = call
         return self._connection.submit(Kind.FILE, Options(), self._record, "write", last,
-                                       earlier=parts)
+                                       earlier=tuple(parts))
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> Future:
         """Reads a file; returns at once.

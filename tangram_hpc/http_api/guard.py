@@ -17,6 +17,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .e2b.sandbox_access import SandboxAccess
+from .e2b.upload_memory import body_held
+from .e2b.wire_errors import ApiError
 from .keys import ClientKeys
 
 BODY_MAX = 128 << 20  # bytes of one request's body
@@ -61,6 +63,18 @@ class Guard:
             return await _refuse(send, 401, "no known key: send it as X-API-Key, as a bearer "
                                             "token, as http://any:KEY@host/, or as the first "
                                             "part of the path")
+        if sandbox is None:
+            return await self._serve(scope, headers, receive, send)
+        try:
+            async with body_held(sandbox, scope, headers, self._body_max):
+                return await self._serve(scope, headers, receive, send)
+        except ApiError as error:
+            await self._drop_body(headers, receive)
+            return await error.response()(scope, receive, send)
+
+    async def _serve(self, scope: Scope, headers: dict[str, str], receive: Receive, send: Send
+                     ) -> None:
+        """Reads the body and hands the request on, or refuses it for its body."""
         try:
             body = await asyncio.wait_for(self._body(scope, receive), self._body_s)
         except asyncio.TimeoutError:
@@ -83,21 +97,20 @@ class Guard:
         state = {**scope.get("state", {}), "client": client}
         return {**scope, "path": path, "raw_path": path.encode(), "state": state}
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
+    async def _body(self, scope: Scope, receive: Receive) -> bytearray | None:
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit() and int(value) > self._body_max:
                 raise _TooLarge(more=True)
-        parts, size = [], 0
+        body = bytearray()  # which grows in its place, where a list of parts would be copied
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > self._body_max:
+            body += message.get("body", b"")
+            if len(body) > self._body_max:
                 raise _TooLarge(message.get("more_body", False))
             if not message.get("more_body", False):
-                return b"".join(parts)
+                return body
 
     async def _drop_body(self, headers: dict[str, str], receive: Receive) -> None:
         if "expect" not in headers:  # else the client sends nothing before it is told to
@@ -126,7 +139,7 @@ class _TooLarge(Exception):
         self.more = more
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
+def _replayed(body: bytearray, receive: Receive) -> Receive:
     """Returns a `receive` that gives the whole body first, and then what really comes."""
     given = False
 

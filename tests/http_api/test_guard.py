@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tangram_hpc.http_api.e2b import upload_memory
+from tangram_hpc.http_api.e2b.upload_memory import UploadMemory
 from tangram_hpc.http_api.guard import Guard
 from tangram_hpc.http_api.keys import ClientKeys
 
@@ -22,7 +24,8 @@ class Served:
         self.seen: list[tuple[str, str, bytes]] = []
         self.sent: list[dict[str, Any]] = []
         self._messages = messages or [{"type": "http.request", "body": b"body"}]
-        scope = {"type": "http", "path": path, "raw_path": path.encode(), "headers": [
+        scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(),
+                 "headers": [
             (name.encode(), value.encode()) for name, value in (headers or {}).items()]}
         guard = Guard(self._app, ClientKeys({"verl": KEY}), **({"rest_s": 0.05} | bounds))
         asyncio.run(guard(scope, self._receive, self._send))
@@ -43,7 +46,8 @@ class Served:
     def refusal(self) -> tuple[int, str]:
         """The status and the text of the answer of the guard itself."""
         assert not self.seen
-        return self.sent[0]["status"], json.loads(self.sent[1]["body"])["detail"]
+        told = json.loads(self.sent[1]["body"])
+        return self.sent[0]["status"], told.get("detail") or told["message"]
 
 
 def test_a_known_client_is_served_and_named() -> None:
@@ -104,3 +108,44 @@ def test_a_client_that_hangs_up_in_its_body_costs_nothing() -> None:
     parts = [{"type": "http.request", "body": b"1", "more_body": True}, {"type": "http.disconnect"}]
     served = Served(headers={"x-api-key": KEY}, messages=parts)
     assert not served.seen and not served.sent
+
+
+class Room:
+    """The access to one sandbox, which is always free for an action."""
+
+    def __init__(self) -> None:
+        self.processes, self.asked = self, 0
+
+    async def __call__(self, scope: Any, headers: Any) -> Any:
+        return self
+
+    async def make_room(self) -> None:
+        self.asked += 1
+
+
+@pytest.mark.parametrize("headers", [{"content-length": "5"}, {}])
+@pytest.mark.attack("network", "memory")
+def test_an_upload_waits_for_memory_before_its_body_is_read(
+        monkeypatch: pytest.MonkeyPatch, headers: dict[str, str]) -> None:
+    monkeypatch.setattr(upload_memory, "BODIES", UploadMemory(4, 0.0))
+    parts, room = [{"type": "http.request", "body": b"12345"}], Room()
+    waits: list[Any] = []
+    monkeypatch.setattr(Guard, "_body", lambda *_: waits.append(1))
+    served = Served("/files", headers, list(parts), access=room)
+    status, text = served.refusal
+    assert status == 503 and "other uploads hold the memory" in text and not waits
+    assert (b"retry-after", b"1") in served.sent[0]["headers"] and room.asked == 1
+
+
+def test_uploads_that_fit_and_other_requests_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upload_memory, "BODIES", memory := UploadMemory(4, 0.0))
+    parts = [{"type": "http.request", "body": b"1234"}]
+    for path, headers in (("/files", {"content-length": "4"}), ("/filesystem.Filesystem/Stat", {})):
+        served = Served(path, headers, list(parts), access=Room())
+        assert served.seen == [(path, "", b"1234")]
+
+    async def all_is_given_back() -> None:
+        async with memory.held(4):
+            pass
+
+    asyncio.run(all_is_given_back())

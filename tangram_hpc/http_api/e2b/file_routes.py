@@ -62,7 +62,9 @@ async def upload(request: Request) -> JSONResponse:
     """Writes one file or several."""
     sandbox: Sandbox = request.scope["state"]["sandbox"]
     check_given_once(request.query_params)
-    body, encoding = await request.body(), request.headers.get("content-encoding", "identity")
+    # the guard hands the body on in one piece; `body()` would copy it
+    body, *_ = [piece async for piece in request.stream()]
+    encoding = request.headers.get("content-encoding", "identity")
     if encoding == "identity":
         return await _write(sandbox, request, body)
     await sandbox.processes.make_room()  # nobody shall hold bytes until the end of a terminal
@@ -70,7 +72,8 @@ async def upload(request: Request) -> JSONResponse:
         return await _write(sandbox, request, await asyncio.to_thread(unpacked, body, encoding))
 
 
-async def _write(sandbox: Sandbox, request: Request, body: bytes) -> JSONResponse:
+async def _write(sandbox: Sandbox, request: Request, body: bytes | bytearray
+                 ) -> JSONResponse:
     """Writes the files of an upload whose content is `body`."""
     target, kind = request.query_params.get("path"), request.headers.get("content-type", "")
     if kind.startswith("multipart/form-data"):
@@ -78,7 +81,7 @@ async def _write(sandbox: Sandbox, request: Request, body: bytes) -> JSONRespons
         if target is not None and len(files) > 1:
             raise ApiError(400, "path: it names one file, and several were sent")
     else:
-        files = [("", body)]
+        files = [("", memoryview(body))]
     if not files:
         raise ApiError(400, "the body has no part with the name `file`")
     try:

@@ -6,6 +6,7 @@ needed here, because the guard of the server has already read the whole body and
 
 from __future__ import annotations
 
+import itertools
 import re
 from urllib.parse import unquote
 
@@ -16,9 +17,10 @@ _BOUNDARY = re.compile(r'boundary=(?:"([^"\r\n]{1,70})"|([^\s;"]{1,70}))', re.IG
 _PARAMETER = re.compile(r';\s*(name|filename)="((?:[^"\\]|\\.)*)"', re.IGNORECASE)
 
 
-def read_files(content_type: str, body: bytes) -> list[tuple[str, bytes]]:
-    """Returns the file name and the content of each part with the field name `file`. It copies the
-    body, which may take a second; call it in a thread.
+def read_files(content_type: str, body: bytes | bytearray) -> list[tuple[str, memoryview]]:
+    """Returns the file name and the content of each part with the field name `file`. The contents
+    are views of the body, since a copy of it may have 512 MiB. The search for their ends may take a
+    second; call it in a thread.
 
     Args:
         content_type: the request's Content-Type.
@@ -33,22 +35,22 @@ def read_files(content_type: str, body: bytes) -> list[tuple[str, bytes]]:
     mark = b"--" + (found[1] or found[2]).encode("latin-1", errors="replace")
     if not body.startswith(mark):
         raise ApiError(400, "the body does not begin with its boundary")
-    # no more pieces are made than are needed to see that they are too many: a small compressed body
-    # can have millions
-    parts = body.split(b"\r\n" + mark, PARTS_MAX + 1)
-    if len(parts) > PARTS_MAX + 1:
-        raise ApiError(400, f"the body has more than {PARTS_MAX} parts")
-    parts[0] = parts[0][len(mark):]
-    if not parts[-1].startswith(b"--"):
+    starts, end_mark = [len(mark)], b"\r\n" + mark
+    while (end := body.find(end_mark, starts[-1])) >= 0:
+        if len(starts) > PARTS_MAX:  # a small compressed body can have millions
+            raise ApiError(400, f"the body has more than {PARTS_MAX} parts")
+        starts.append(end + len(end_mark))
+    if not body.startswith(b"--", starts[-1]):
         raise ApiError(400, "the body ends before its last boundary")
-    files = []
-    for part in parts[:-1]:
-        head, gap, content = part.partition(b"\r\n\r\n")
-        if not gap or not head.startswith(b"\r\n"):
+    whole, files = memoryview(body), []
+    for start, following in itertools.pairwise(starts):
+        end = following - len(end_mark)
+        gap = body.find(b"\r\n\r\n", start, end)
+        if gap <= start or not body.startswith(b"\r\n", start):
             raise ApiError(400, "a part of the body has no headers")
-        names = _names(head)
+        names = _names(bytes(whole[start:gap]))
         if names.get("name") == "file":
-            files.append((names.get("filename", ""), content))
+            files.append((names.get("filename", ""), whole[gap + 4:end]))
     return files
 
 

@@ -15,8 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
+from tangram_hpc.client.file_calls import write_calls
 from tangram_hpc.http_api.e2b import file_routes, unpacking
-from tangram_hpc.http_api.e2b.unpacking import UnpackedBytes, unpacked, unpacked_size
+from tangram_hpc.http_api.e2b.multipart import read_files
+from tangram_hpc.http_api.e2b.unpacking import unpacked, unpacked_size
+from tangram_hpc.http_api.e2b.upload_memory import UploadMemory
 from tangram_hpc.http_api.e2b.wire_errors import ApiError
 
 
@@ -98,7 +101,7 @@ def test_an_upload_is_read_beside_the_event_loop(
 
 
 def test_an_upload_that_does_not_fit_is_refused_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_routes, "UPLOADS", UnpackedBytes(len(b"content") - 1, 0.0))
+    monkeypatch.setattr(file_routes, "UPLOADS", UploadMemory(len(b"content") - 1, 0.0))
     with pytest.raises(ApiError, match="other uploads hold the memory") as caught:
         asyncio.run(upload(WHOLE, content_encoding="gzip"))
     assert caught.value.status == 503 and caught.value.retry_after_s
@@ -107,7 +110,7 @@ def test_an_upload_that_does_not_fit_is_refused_for_now(monkeypatch: pytest.Monk
 def test_an_upload_holds_no_bytes_while_a_terminal_runs_in_its_sandbox(
         monkeypatch: pytest.MonkeyPatch) -> None:
     async def two() -> None:
-        seven, asked = UnpackedBytes(7, 0.0), asyncio.Event()
+        seven, asked = UploadMemory(7, 0.0), asyncio.Event()
         monkeypatch.setattr(file_routes, "UPLOADS", seven)
 
         async def busy() -> None:
@@ -124,7 +127,7 @@ def test_an_upload_holds_no_bytes_while_a_terminal_runs_in_its_sandbox(
 
 def test_uploads_wait_in_order_for_their_bytes() -> None:
     async def several() -> None:
-        ten, held = UnpackedBytes(10, 60.0), []
+        ten, held = UploadMemory(10, 60.0), []
 
         async def hold(size: int) -> None:
             async with ten.held(size):
@@ -144,7 +147,7 @@ def test_uploads_wait_in_order_for_their_bytes() -> None:
 
 def test_a_refused_upload_holds_nothing() -> None:
     async def two() -> None:
-        ten = UnpackedBytes(10, 0.0)
+        ten = UploadMemory(10, 0.0)
         async with ten.held(6):
             with pytest.raises(ApiError):
                 async with ten.held(5):
@@ -153,6 +156,19 @@ def test_a_refused_upload_holds_nothing() -> None:
             pass
 
     asyncio.run(two())
+
+
+def test_a_content_is_not_copied_as_a_whole_while_it_is_read_and_sent() -> None:
+    data, mib = bytes(32 << 20), 1 << 20
+    head = b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\n'
+    body = bytearray(head + data + b"\r\n--b--")
+    tracemalloc.start()
+    try:
+        [(_, content)] = read_files("multipart/form-data; boundary=b", body)
+        sent = sum(len(call.data) for call in write_calls("path", content, 0o644))
+        assert sent == len(data) and tracemalloc.get_traced_memory()[1] < 17 * mib
+    finally:
+        tracemalloc.stop()
 
 
 def test_what_will_be_refused_waits_for_no_bytes() -> None:
