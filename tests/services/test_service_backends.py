@@ -339,6 +339,31 @@ def test_a_runner_that_exits_slowly_after_an_error_is_quoted_and_not_called_kill
     asyncio.run(life())
 
 
+@pytest.mark.parametrize("end", ["os._exit(3)", "os.close(int(sys.argv[1]))"])
+def test_what_a_runner_has_started_ends_with_it(
+        scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    """A framework starts processes that compile, and they would keep the GPU's memory."""
+    (tmp_path / "parent_runner.py").write_text(
+        "import os, subprocess, sys\n"
+        "child = subprocess.Popen(['sleep', '600'], close_fds=True)\n"
+        f"open({str(tmp_path / 'child')!r}, 'w').write(str(child.pid))\n"
+        f"{end}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(process, "RUNNER", "parent_runner")
+    place = ServicePlace((0,), "cpu", str(scratch))
+
+    async def life() -> None:
+        load = frames.LoadModel("/m", "causal", "float32", 9, "cpu", 1, "")
+        with nothing_left(scratch), pytest.raises(ServiceDied) as told:
+            await ProcessBackend(load, place, 60.0).load()
+        assert "its runner exited with status" in str(told.value)
+        child = int((tmp_path / "child").read_text())
+        while alive(child):
+            await asyncio.sleep(0.005)
+
+    asyncio.run(life())
+
+
 class TestRunner:
     pytestmark = NEEDS_TORCH
 

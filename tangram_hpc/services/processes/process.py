@@ -6,7 +6,7 @@ one order and one answer at a time. Only the runner knows what a model is (`serv
 Invariants: the runner is a child in a process session of its own, and ends with its worker: the
 kernel sends it SIGKILL when the thread that started it ends, and its socket closes. The end of a
 runner is seen on the socket, whose other side the runner alone holds. After the end, neither
-process nor file descriptor nor file remains.
+process of its group nor file descriptor nor file remains.
 """
 
 from __future__ import annotations
@@ -206,12 +206,14 @@ class ProcessBackend:
         assert self._process is not None and self._writer is not None
         self._ending = True
         remaining_s = _EXIT_S
-        while self._process.poll() is None:  # freeing a device takes some time
+        while not _has_exited(self._process.pid):  # freeing a device takes some time
             await asyncio.sleep(_REAP_S)
             remaining_s -= _REAP_S
             if remaining_s < 0:
                 self.kill()
-        self._ended = self._exit_reason(self._process.returncode, killed=remaining_s < 0)
+        with suppress(ProcessLookupError):  # where SIGCHLD is ignored, the group may be gone
+            self.kill()  # what it has started, while its process id cannot be another process's
+        self._ended = self._exit_reason(self._process.wait(), killed=remaining_s < 0)
         self._writer.transport.abort()
         with suppress(ConnectionError):
             await self._writer.wait_closed()
@@ -237,6 +239,14 @@ class ProcessBackend:
         if self._log is not None:
             self._log.close()
         shutil.rmtree(self._place.scratch, ignore_errors=True)
+
+
+def _has_exited(child: int) -> bool:
+    """Returns whether a child process has exited; it stays a zombie, which keeps its id."""
+    try:
+        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # the kernel has reaped it, as SIGCHLD is ignored
+        return True
 
 
 def _environment(place: ServicePlace) -> dict[str, str]:
