@@ -12,7 +12,7 @@ from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action, Kind, Profile
 from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
-from tangram_hpc.domain.service import ServiceSpec
+from tangram_hpc.domain.service import FALTERED, ServiceSpec
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.scheduler.forecast import forecast
 from tangram_hpc.scheduler.policy.declarations import refusal_of_service
@@ -44,9 +44,9 @@ def orders(made: list[de.Decision]) -> list[tuple[int, int]]:
 
 
 def end(w: World, action: int, batch: int = 1, exec_ns: int = 1, restore_ns: int = 0,
-        state: ActionState = ActionState.COMPLETED) -> list[de.Decision]:
+        state: ActionState = ActionState.COMPLETED, pushed: int = 0) -> list[de.Decision]:
     w.now += 1
-    outcome = Outcome(state, exec_ns=exec_ns, restore_ns=restore_ns, batch=batch)
+    outcome = Outcome(state, exec_ns=exec_ns, restore_ns=restore_ns, batch=batch, pushed=pushed)
     return w.happen(ev.LeaseFinished(w.now, w.lease_of(action), outcome, True))
 
 
@@ -158,6 +158,19 @@ def test_a_service_copy_keeps_its_gpus_for_its_minimum_residency() -> None:
     assert started(w.plan()) == []
     assert w.scheduler.next_deadline() == end_of_stay
     w.now = end_of_stay
+    assert started(w.plan()) == [b]
+
+
+def test_a_service_that_could_not_be_brought_to_its_gpus_keeps_none() -> None:
+    w = world(stay_ns=600 * S)
+    first, second = call(w, "a"), call(w, "a")
+    w.plan()
+    gpus = w.ledger.nodes[1].gpus
+    end(w, first, state=ActionState.FAILED, pushed=FALTERED)
+    assert gpus.holds("a", (0,))  # its next call is tried there
+    end(w, second, state=ActionState.FAILED, pushed=FALTERED)
+    assert gpus.resident == {}
+    b = call(w, "b")
     assert started(w.plan()) == [b]
 
 

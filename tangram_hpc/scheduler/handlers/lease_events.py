@@ -17,7 +17,7 @@ from ...domain.decision import Decision, ReplyToClient, ResizeLease, StartLease
 from ...domain.ids import client_of
 from ...domain.outcome import Outcome
 from ...domain.retry import is_retried, is_sent_back
-from ...domain.service import endpoint_of, service_of
+from ...domain.service import FALTERED, endpoint_of, service_of
 from ...domain.states import ENDED_BY_ITSELF, ActionState, LeaseState, SessionState
 from ..placement.batches import forget, note
 from ..placement.placers.cpus.resize_cost import MOST_NS
@@ -138,6 +138,8 @@ def on_lease_finished(state: SchedulerState, event: ev.LeaseFinished) -> list[De
         count_call(ledger, lease, event.at, outcome)
     if event.clean:
         _release(state, lease, event.at)
+        if outcome.pushed == FALTERED and service_of(lease.key):
+            _note_absent(ledger, lease)
     else:
         lease.state = move(LEASE_MOVES, lease.state, LeaseState.RELEASING, event)
     if sent_back or (not forced and is_retried(entry.action, outcome, entry.attempt)):
@@ -167,6 +169,15 @@ def _alone(ledger: Ledger, lease: LeaseEntry, action: Action, outcome: Outcome,
         for units, ns in spans:
             demand.ran(kind, outcome.batch, ns, units)
     return found
+
+
+def _note_absent(ledger: Ledger, lease: LeaseEntry) -> None:
+    """Notes that a service could not be brought to the GPUs of a lease, unless its next call is
+    already being tried there. Else it would keep them from others for its minimum residency.
+    """
+    gpus = ledger.place(lease.node).gpus
+    if gpus.mask(lease.gpus) & ~gpus.free_mask == 0:
+        gpus.evict(lease.gpus)
 
 
 def _note_resizes(ledger: Ledger, lease: LeaseEntry, ns: int) -> None:
