@@ -129,7 +129,7 @@ class HttpService(EngineService):
 
     - `call_path` gets `{"requests": [{"method": "score", "arguments": {...}}, ...]}` and answers
       `{"replies": [{"value": ...} or {"error": "why this one is wrong"}, ...]}`, in their order. A
-      batch that gets a 4xx is sent again, call by call.
+      batch that gets a 4xx is sent again, call by call; after a 429 or 503, first as a whole.
     - `park_path` and `wake_path` get no body and answer 2xx when they are done. A second call does
       no harm. When `park_path` has answered, the memory of the GPUs is free.
     - A status of 507, or of 5xx with "out of memory" in its text, says that the model did not fit,

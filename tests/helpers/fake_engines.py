@@ -78,6 +78,7 @@ class FakeEngine:
         self.key, self.classes, self.flags = key, classes, flags
         self.seen: list[tuple[str, str, str]] = []
         self.failures: dict[str, str] = {}
+        self.retry_after = "0"  # seconds, as an answer of an overloaded server says them
         self.sockets: set[socket.socket] = set()
         self.lock = threading.RLock()
         self.running = 0
@@ -229,6 +230,8 @@ class FakeEngine:
             return
         data = said.encode() if isinstance(said, str) else json.dumps(said).encode()
         handler.send_response(status)
+        if status in (429, 503):
+            handler.send_header("Retry-After", self.retry_after)
         handler.send_header("Content-Length", str(len(data)))
         handler.end_headers()
         handler.wfile.write(data)

@@ -154,6 +154,51 @@ def test_a_failed_call_fails_alone_while_the_health_check_answers(kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", ["429", "503"])
+def test_an_overloaded_engine_is_asked_again(
+        kind: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "PAUSE_S", 0.01)
+    with engine_factory(kind) as (backend, control):
+        async def life() -> None:
+            await backend.load()
+            await backend.wake((0,))
+            control.fail("call", how)
+            before = len(control.seen)
+            calls = asyncio.ensure_future(backend.call([ask("generate", prompts=["x"])] * 2))
+            while len(control.seen) < before + 6:
+                await asyncio.sleep(0.01)
+            control.fail("call", "")
+            assert all(value(reply)[0].startswith("fake") for reply in await calls)
+            await backend.close()
+
+        run(life)
+
+
+@pytest.mark.parametrize("said, pauses", [("7", [7, 7, 7]), ("999", [10, 10]), ("soon", [1] * 25)])
+def test_the_pauses_for_an_overloaded_engine_are_its_own_and_bounded(
+        said: str, pauses: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "BUSY_S", 25.0)
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    with engine_factory("vllm") as (backend, control):
+        async def life() -> None:
+            await backend.load()
+            await backend.wake((0,))
+            control.fail("call", "429")
+            control.retry_after = said
+            with monkeypatch.context() as patch:
+                patch.setattr(engine.asyncio, "sleep", sleep)
+                [reply] = await backend.call([ask("generate", prompts=["x"])])
+            assert "/v1/completions answered 429" in reply.error and slept == pauses
+            await backend.close()
+
+        run(life)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_running_out_of_memory_leaves_the_engine_in_its_state(kind: str) -> None:
     with engine_factory(kind) as (backend, control):
         async def life() -> None:

@@ -42,6 +42,8 @@ from .web import AnswerTooLarge, HttpResponse, Web
 # seconds for a health check, whose answer takes no computation: while a server is loaded, calls of
 # others wait for the GPU
 HEALTH_S = 30.0
+BUSY_S = 60.0  # for how long a server that has too much to do is asked again
+PAUSE_S, PAUSE_MAX_S = 1.0, 10.0  # seconds before it is asked again: by default, and at most
 
 T = TypeVar("T")
 EngineWork = Coroutine[Any, Any, T]
@@ -210,7 +212,7 @@ class HttpEngine:
             ServiceDied: The server is not well.
         """
         try:
-            answer = await self._web.post(path, body)
+            answer = await self._post_when_free(path, body)
         except AnswerTooLarge as error:
             raise InvalidCall(str(error)) from None
         if answer.ok:
@@ -221,6 +223,22 @@ class HttpEngine:
             if answer.out_of_memory:
                 raise OutOfDeviceMemory(f"{self._web.where}{path} answered {answer.line()}")
         raise InvalidCall(f"{self._web.where}{path} answered {answer.line()}")
+
+
+    async def _post_when_free(self, path: str, body: Any) -> HttpResponse:
+        """Returns the answer to a POST, which is sent again while the server says that it has too
+        much to do and is well, with pauses of `BUSY_S` seconds together.
+        """
+        remaining_s = BUSY_S
+        while True:
+            answer = await self._web.post(path, body)
+            pause_s = min(answer.retry_after_s or PAUSE_S, PAUSE_MAX_S)
+            if not answer.busy or pause_s > remaining_s:
+                return answer
+            if answer.status >= 500:
+                await self._check_health()
+            remaining_s -= pause_s
+            await asyncio.sleep(pause_s)
 
 
 class ModelEngine(HttpEngine):

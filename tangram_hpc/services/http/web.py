@@ -37,10 +37,12 @@ class HttpResponse:
     Attributes:
         status: The HTTP status.
         text: The body, in which any occurrence of the token is replaced.
+        retry_after_s: How long the server asks not to be called, seconds; 0 if it does not say.
     """
 
     status: int
     text: str
+    retry_after_s: int = 0
 
     @property
     def ok(self) -> bool:
@@ -51,6 +53,11 @@ class HttpResponse:
     def unauthorized(self) -> bool:
         """Whether the server wants a token, or another one."""
         return self.status in (401, 403)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the server says that it has too much to do now (429 or 503)."""
+        return self.status == 429 or (self.status == 503 and not self.out_of_memory)
 
     @property
     def out_of_memory(self) -> bool:
@@ -171,7 +178,9 @@ class Web:
                 if len(body) > BODY_MAX:
                     raise AnswerTooLarge(f"{self.where}{path}: its answer has more than "
                                          f"{BODY_MAX} bytes; ask for less at once")
-        return HttpResponse(answer.status_code, self._clean(body.decode(errors="replace")))
+        pause = answer.headers.get("Retry-After", "")
+        return HttpResponse(answer.status_code, self._clean(body.decode(errors="replace")),
+                            int(pause) if re.fullmatch("[0-9]{1,6}", pause) else 0)
 
     def _clean(self, text: str) -> str:
         return text.replace(self._token, "***") if self._token else text
