@@ -33,14 +33,14 @@ Parcel = tuple[AnyMessage, memoryview | None]
 
 
 class Outbox:
-    """Collects messages until the next flush. It is not thread-safe."""
+    """Collects messages until the next flush. It is not thread-safe, but an exception that a signal
+    handler raises within `put`, such as KeyboardInterrupt, leaves it whole.
+    """
 
-    __slots__ = ("bytes", "messages", "payloads")
+    __slots__ = ("_parcels",)
 
     def __init__(self) -> None:
-        self.messages: list[Message] = []
-        self.payloads: list[Buffer] = []
-        self.bytes = 0
+        self._parcels: list[tuple[Message, Buffer | None]] = []
 
     def put(self, message: Message, payload: Buffer | None = None) -> None:
         """Adds a message. `payload` must be given exactly if the message has `n = 1`."""
@@ -48,24 +48,25 @@ class Outbox:
             assert not getattr(message, "n", 0), message
         else:
             assert message.n, message  # type: ignore[attr-defined]
-            self.payloads.append(payload)
-            self.bytes += len(payload)
-        self.messages.append(message)
+        # in one step: a payload without its message would become that of the next message
+        self._parcels.append((message, payload))
 
     def take(self) -> list[Buffer]:
         """Returns one frame with all that was put, as buffers for a gathering write; [] if nothing
         was.
         """
-        if not self.messages:
+        if not self._parcels:
             return []
-        lengths = [len(p) for p in self.payloads]
-        meta = _encoder.encode((self.messages, lengths))
-        head = _HEAD.pack(4 + len(meta) + self.bytes, len(meta))
+        payloads = [payload for _, payload in self._parcels if payload is not None]
+        lengths = [len(p) for p in payloads]
+        size = sum(lengths)
+        meta = _encoder.encode(([message for message, _ in self._parcels], lengths))
+        head = _HEAD.pack(4 + len(meta) + size, len(meta))
         # leave empty buffers out: a writer would wait for ever for an empty last buffer to be sent
-        frame: list[Buffer] = [head + meta, *filter(len, self.payloads)]
-        if self.bytes <= _SMALL * len(self.payloads):
+        frame: list[Buffer] = [head + meta, *filter(len, payloads)]
+        if size <= _SMALL * len(payloads):
             frame = [b"".join(frame)]
-        self.messages, self.payloads, self.bytes = [], [], 0
+        self._parcels = []
         return frame
 
 
