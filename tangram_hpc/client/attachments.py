@@ -18,6 +18,7 @@ import concurrent.futures
 from collections.abc import Callable
 
 from ..errors import InvalidInput, SessionLost, TangramError
+from ..interrupts import PlainFuture
 from ..protocol import message as ms
 from ..protocol import payload as pl
 from ..protocol.reading import reader
@@ -42,7 +43,7 @@ class Attachments:
 
     def ask(self, message: ms.AttachSession) -> AttachAnswer:
         """Notes a request; its future ends with the record of the session."""
-        answer: AttachAnswer = concurrent.futures.Future()
+        answer: AttachAnswer = PlainFuture()
         self._asked[message.request] = message, answer
         return answer
 

@@ -42,6 +42,7 @@ from ..errors import (
     SessionLost,
     TangramError,
 )
+from ..interrupts import PlainFuture, if_free
 from ..ports import Channel, ChannelLost, Dial, Store
 from ..protocol import message as ms
 from ..protocol import payload as pl
@@ -234,11 +235,8 @@ class Connection:
         nothing happens if its result is here. An action that is held back ends at once. It never
         waits for the lock, so a finalizer may call it, as `send_of_session`."""
         self._to_cancel.append(action)
-        if self._lock.acquire(blocking=False):
-            try:
-                withdrawn = self._cancel_deferred()
-            finally:
-                self._lock.release()
+        withdrawn = if_free(self._lock, self._cancel_deferred)
+        if withdrawn is not None:
             self._end_withdrawn(withdrawn)
         elif self._channel is not None:
             self._channel.wake()  # this object's thread cancels it
@@ -324,12 +322,7 @@ class Connection:
 
     def _defer(self, session: int, message: ms.Message) -> None:
         self._deferred.append((session, message))
-        if self._lock.acquire(blocking=False):
-            try:
-                self._put_deferred()
-            finally:
-                self._lock.release()
-        elif self._channel is not None:
+        if if_free(self._lock, self._put_deferred) is None and self._channel is not None:
             self._channel.wake()  # the holder may be past the place where it looks at them
 
     def open_stream(self, session: SessionRecord, port: int) -> PortStream:
@@ -411,7 +404,7 @@ class Connection:
         Raises:
             TangramError: the question is too long, or the connection has ended.
         """
-        answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        answer: concurrent.futures.Future[Any] = PlainFuture()
         with self._lock:
             self._check_open()
             number = self.new_id()
@@ -492,8 +485,8 @@ class Connection:
         if type(message) in COUNTED and self._unconfirmed.add(message, payload):
             self._outbox.put(ms.Ping(self._unconfirmed.sent))
         if not self._woken and self._channel is not None:
+            self._channel.wake()  # first: ^C in between would leave the next message unnoticed
             self._woken = True
-            self._channel.wake()
 
     def _put_held_back(self, pending: Pending) -> None:
         """Queues an action now, if it is held back; lock held."""
@@ -505,12 +498,13 @@ class Connection:
         for message in messages:
             self._put(message)
 
-    def _put_deferred(self) -> None:
-        """Queues what `send` and `send_of_session` have left, in order; lock held."""
+    def _put_deferred(self) -> bool:
+        """Queues what `send` and `send_of_session` have left, in order; lock held. Returns True."""
         while self._deferred:
             session, message = self._deferred.popleft()
             if not session or session in self._sessions:
                 self._queue(message, None)
+        return True
 
     # ---- the thread --------------------------------------------------------------------------
 

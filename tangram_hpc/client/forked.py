@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
-import threading
 import weakref
 from concurrent.futures._base import FINISHED, PENDING, RUNNING
 from typing import Any, Protocol
 
 from ..errors import ClientClosed
+from ..interrupts import InterruptibleCondition
 from .future import Future
 
 
@@ -63,7 +63,7 @@ def end_copy(future: concurrent.futures.Future[Any], error: Exception) -> None:
     if isinstance(future, Future):
         future.end_in_child(error)
         return
-    future._condition = threading.Condition()
+    future._condition = InterruptibleCondition()
     future._waiters = []
     future._done_callbacks = []  # type: ignore[attr-defined]
     if future._state in (PENDING, RUNNING):

@@ -15,9 +15,11 @@ import asyncio
 import concurrent.futures
 import contextlib
 import os
+import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ from ..domain.ids import show
 from ..domain.rollouts import Routed
 from ..domain.states import ActionState
 from ..errors import ActionFailed, ActionOutOfMemory, ActionTimeout, ClientClosed, InvalidInput
+from ..interrupts import InterruptibleCondition
 from ..protocol.input_flow import SIGNALS
 from ..protocol.message import ActionResult
 
@@ -210,13 +213,13 @@ class Future(concurrent.futures.Future[Any]):
         self._state = PENDING
         self._result: Any = None
         self._exception: BaseException | None = None
-        self._made: threading.Condition | None = None
+        self._made: InterruptibleCondition | None = None
         self.action = action
         self.told: tuple[ActionResult, int] | None = None
         self._cancel, self._interrupt = cancel, interrupt
 
     @property
-    def _condition(self) -> threading.Condition:  # type: ignore[override]
+    def _condition(self) -> InterruptibleCondition:  # type: ignore[override]
         """The lock that every method of the base class takes before it reads the state. A future
         that has not ended when Python finalizes fails here, so that no wait for it can hang; an
         error raised here would also come from `repr`, and from a generator that only gives up."""
@@ -227,7 +230,7 @@ class Future(concurrent.futures.Future[Any]):
                 if self._made is None:
                     self._waiters: list[Any] = []
                     self._done_callbacks: list[Callable[[Any], object]] = []
-                    self._made = threading.Condition()
+                    self._made = InterruptibleCondition()
         return self._made
 
     def set_result(self, result: Any) -> None:
@@ -362,7 +365,38 @@ def as_completed(futures: Iterable[Future], timeout: float | None = None) -> Ite
     Raises:
         TimeoutError: not all of them ended in time.
     """
-    return concurrent.futures.as_completed(futures, timeout)  # type: ignore[return-value, arg-type]
+    # That of the standard library holds the locks of all futures for a moment; after a ^C in it,
+    # those that it had taken by then are never free again, and the client's thread waits for them.
+    until = None if timeout is None else time.monotonic() + timeout
+    waiting, ended = dict.fromkeys(futures), queue.SimpleQueue[Any]()
+    del futures  # it may hold the results, which the caller may be done with
+    count, hear = len(waiting), ended.put
+    try:
+        for each in waiting:
+            each.add_done_callback(hear)
+        while waiting:
+            if ended.empty():
+                check_python_runs()
+            left_s = None if until is None else max(0.0, until - time.monotonic())
+            try:
+                future = ended.get(timeout=left_s)
+            except queue.Empty:
+                raise concurrent.futures.TimeoutError(
+                    f"{len(waiting)} (of {count}) futures unfinished") from None
+            del waiting[future]
+            yield future
+            del future
+    finally:
+        for each in waiting:
+            _hear_no_more(each, hear)
+
+
+def _hear_no_more(future: Future, callback: Callable[..., object]) -> None:
+    """Removes a callback of a future, unless the future has ended and calls its callbacks now."""
+    with future._condition:
+        if not future.done():
+            with contextlib.suppress(ValueError):  # it was not added yet
+                future._done_callbacks.remove(callback)
 
 
 async def as_completed_async(futures: Iterable[Future]) -> AsyncIterator[Future]:

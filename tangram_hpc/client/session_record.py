@@ -9,12 +9,12 @@ The connection's thread changes a record; any thread may read it. Nothing here s
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 from collections.abc import Generator
 from typing import TypeVar
 
 from ..domain.session import SessionSpec, why_ended
 from ..errors import InfeasibleRequest, SessionLost, TangramError
+from ..interrupts import PlainFuture
 from ..protocol import message as ms
 from .forked import end_copy
 from .future import check_python_runs
@@ -22,7 +22,7 @@ from .future import check_python_runs
 _T = TypeVar("_T")
 
 
-class SessionFuture(concurrent.futures.Future[_T]):
+class SessionFuture(PlainFuture[_T]):
     """A `concurrent.futures.Future` of what happens to a session; it can be awaited.
 
     Whoever gives up waiting, such as `asyncio.wait_for`, cancels the awaited future. This one stays

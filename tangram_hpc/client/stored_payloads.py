@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from ..domain.ids import client_of
+from ..interrupts import if_free
 from ..ports import Store
 from ..protocol.payload import owner_by_name
 
@@ -77,12 +78,13 @@ class StoredPayloads:
         """Counts the pending releases. The method does not wait for the lock, because the
         connection's thread must not wait for a large write; a thread that holds the lock calls this
         method after it has released the lock."""
-        while self._released and self._lock.acquire(blocking=False):
-            try:
-                while self._released:
-                    self._count_release(self._released.popleft())
-            finally:
-                self._lock.release()
+        while self._released and if_free(self._lock, self._count_releases) is not None:
+            pass
+
+    def _count_releases(self) -> bool:
+        while self._released:
+            self._count_release(self._released.popleft())
+        return True
 
     def _count_release(self, name: str) -> None:
         users = self._users.get(name, 0) - 1

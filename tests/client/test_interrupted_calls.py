@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
-from helpers.interrupted import places
+from helpers.interrupted import PLACES_MAX, interrupted, places
 
+import tangram_hpc
 from tangram_hpc import LocalCluster
 from tangram_hpc.protocol.frame import Outbox, open_frame
 from tangram_hpc.protocol.message import Input
@@ -38,3 +42,46 @@ def test_after_an_interrupted_submission_each_action_has_its_own_result(cluster:
                                                                         ) -> None:
     for place in places(lambda: cluster.submit(pow, 10, 2)):
         goes_on(cluster, place)
+
+
+def test_after_an_interrupted_cancellation_the_client_goes_on(cluster: LocalCluster) -> None:
+    running = [cluster.submit(time.sleep, 60)]
+    for place in places(lambda: running[-1].cancel()):
+        goes_on(cluster, place)
+        running[-1].cancel()
+        running.append(cluster.submit(time.sleep, 60))
+    concurrent.futures.wait(running, 20)
+    assert all(future.cancelled() for future in running)
+
+
+def test_after_an_interrupted_renewal_the_client_goes_on(cluster: LocalCluster) -> None:
+    with cluster.session() as session:
+        for place in places(session.renew):
+            goes_on(cluster, place)
+
+
+def test_after_an_interrupted_wait_the_client_goes_on(cluster: LocalCluster) -> None:
+    """The place just before the wait itself is left out: there, the standard library's condition is
+    free already and its `with` raises RuntimeError."""
+    for wait in (tangram_hpc.Future.result, tangram_hpc.Future.exception):
+        for place in range(1, PLACES_MAX):
+            call = partial(wait, cluster.submit(time.sleep, 0.02))
+            try:
+                if not interrupted(call, place):
+                    break
+            except RuntimeError as error:
+                assert "un-acquired" in str(error)
+            goes_on(cluster, place)
+
+
+def test_after_an_interrupted_as_completed_the_client_goes_on(cluster: LocalCluster) -> None:
+    def wait(futures: list[tangram_hpc.Future]) -> None:
+        for each in tangram_hpc.as_completed(futures):
+            assert each.done()
+
+    for place in range(1, PLACES_MAX):
+        futures = [cluster.submit(time.sleep, 0.01) for _ in range(3)]
+        if not interrupted(partial(wait, futures), place):
+            break
+        goes_on(cluster, place)
+        assert {future.result(20) for future in futures} == {None}

@@ -26,7 +26,7 @@ ADAPTERS = ["resources", "slurm", "sandbox", "images", "storage", "transport", "
 # place of the tuple. A room is named by its path; the longest name that fits is a file's room.
 ORDER: list[tuple[str | list[str], ...]] = [
     ("version",), ("start_module",), ("errors",), ("atomic_file",), ("stale_socket",),
-    ("private_folder",), ("unawaited",), ("domain",), ("scheduler", "accounting"),
+    ("private_folder",), ("unawaited",), ("interrupts",), ("domain",), ("scheduler", "accounting"),
     ("libra/planner", "libra/hybrid"), ("protocol", "config"), ("ports",),
     ("broker", "worker", "gateway", "client", ADAPTERS),
     ("simulator", "doctor", "accounting/books"), ("libra/simulation", "report", "export"), ("app",),

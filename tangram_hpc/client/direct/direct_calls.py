@@ -32,6 +32,7 @@ from ...domain.action import Kind
 from ...domain.outcome import too_long
 from ...domain.states import ActionState
 from ...errors import ActionFailed, ActionTimeout, ClientClosed, InvalidInput, ProtocolError
+from ...interrupts import if_free
 from ...ports import DirectListener, DirectTransport
 from ...protocol import payload as pl
 from ...protocol.direct_frames import DirectReply
@@ -148,11 +149,7 @@ class DirectCalls:
         if lease is not None:
             lease.connection.hang_up()
         # A call that runs now, maybe in this thread beneath a signal handler, drops the lease.
-        if self._lock.acquire(blocking=False):
-            try:
-                self._drop()
-            finally:
-                self._lock.release()
+        if_free(self._lock, self._drop)
 
     def disown(self) -> None:
         """Closes the copies in the child of a fork; see `forked.Forkable`."""

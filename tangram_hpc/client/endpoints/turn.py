@@ -19,6 +19,7 @@ from ...domain.outcome import Outcome
 from ...domain.service import pushed_by
 from ...domain.states import ActionState
 from ...errors import BrokerUnreachable, InvalidInput
+from ...interrupts import PlainFuture
 from ...protocol import message as ms
 from ..forked import end_copy
 from ..future import Future
@@ -49,7 +50,7 @@ class GrantRequest:
         self._lease = 0  # the lease of the grant that is in use; 0 for none
         self._over = 0  # the lease whose end was reported last
         self._began_ns = 0  # when the call could start
-        self._next: _Grant = concurrent.futures.Future()
+        self._next: _Grant = PlainFuture()
         future.add_done_callback(self._closed)
 
     @property
@@ -114,7 +115,7 @@ class GrantRequest:
             failure: an exception that may say that the endpoint pushed back.
         """
         over, self._over = self._lease, self._lease
-        self._next = concurrent.futures.Future()
+        self._next = PlainFuture()
         self._tell(over, ActionState.PREEMPTED, reason, failure)
         self._lease = 0
         if self.future.done():

@@ -12,12 +12,12 @@ import contextlib
 import io
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 from ...errors import InvalidInput, PortFailed
+from ...interrupts import InterruptibleCondition
 from ...protocol.message import (
     Message,
     StreamCredit,
@@ -55,7 +55,7 @@ class PortStream:
     def __init__(self, sender: StreamSender, number: int, session: int, port: int) -> None:
         self.session, self.port = session, port
         self._sender, self._number = sender, number
-        self._changed = threading.Condition()
+        self._changed = InterruptibleCondition()
         self._timeout: float | None = None
         self._credit = 0  # bytes that may be sent
         self.opened = False
@@ -91,7 +91,7 @@ class PortStream:
 
     def disown(self) -> None:
         """Ends the copy in the child of a fork."""
-        self._changed = threading.Condition()
+        self._changed = InterruptibleCondition()
         self._failure = StreamEnded(self._number, "it belongs to the parent of this process")
 
     # ---- for the user ----

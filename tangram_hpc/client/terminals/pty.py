@@ -7,7 +7,6 @@ The connection's thread brings output and credit; any thread may write and read.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any, NoReturn
 
 from ...domain.action import Kind
 from ...errors import InvalidInput
+from ...interrupts import InterruptibleCondition
 from ...protocol import input_flow
 from ...protocol import payload as pl
 from ..connection import Connection
@@ -35,7 +35,7 @@ class Pty:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self.future: Future
-        self._changed = threading.Condition()
+        self._changed = InterruptibleCondition()
         self._credit = 0  # bytes that may be sent
         self._granted = 0  # bytes that might be sent in all since the command began
         self._unsent = bytearray()
@@ -47,7 +47,7 @@ class Pty:
 
     def disown(self) -> None:
         """Ends the copy in the child of a fork; see `forked`."""
-        self._changed, self._ended = threading.Condition(), True
+        self._changed, self._ended = InterruptibleCondition(), True
         self._unsent.clear()
         self._ends.clear()
         self._pieces.clear()
