@@ -51,6 +51,7 @@ def add(verbs: Any) -> None:
 def go(args: argparse.Namespace) -> int:
     """Checks the options, runs the demo and prints the results; returns the exit status."""
     from ..demo.job import DemoPlan
+    from ..demo.problems import data_file
     from ..errors import InvalidInput
     from ..resources.cpu import affinity
 
@@ -68,6 +69,7 @@ def go(args: argparse.Namespace) -> int:
                            "use)")
     if not 0 <= args.replayed <= MAX_REPLAYED:
         raise InvalidInput(f"--replayed {args.replayed}: must be from 0 to {MAX_REPLAYED}")
+    data_file()  # in a rank a missing package would be told as a traceback
     cpus = args.cpus or len(affinity.usable())
     plan = DemoPlan(problems, args.seed, scale, cpus)
     return _mixed(plan) if args.mixed else _coding(plan, args.replayed)

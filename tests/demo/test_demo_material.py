@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tangram_hpc.demo import grpo, harness, mutate, policy, policy_latency, problems, vet
+from tangram_hpc.cli import main as cli
+from tangram_hpc.demo import grpo, harness, job, mutate, policy, policy_latency, problems, vet
 from tangram_hpc.demo.policy_latency import PolicyLatency
 from tangram_hpc.errors import InvalidInput, MissingExtra
 
@@ -85,6 +86,16 @@ def test_missing_package_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(problems.metadata, "distribution", absent)
     with pytest.raises(MissingExtra, match=r"^[^\n]*pip install '.*\[demo\]'$"):
         problems.load_problems()
+
+
+def test_the_demo_names_a_missing_package_before_it_starts(
+        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(problems, "DISTRIBUTION", "a-package-that-nobody-has")
+    monkeypatch.setattr(job, "run_phase", lambda *_: pytest.fail("a run was started"))
+    assert cli(["demo", "--problems", "1"]) == MissingExtra("").exit_status
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.count("\n") == 1
+    assert told.err.startswith("tangram: error: the demo's coding problems")
 
 
 def test_broken_data_file_is_one_clear_line(tmp_path: Path) -> None:
