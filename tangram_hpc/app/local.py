@@ -218,7 +218,8 @@ class LocalCluster:
     def __getattr__(self, name: str) -> Any:
         client = self.__dict__.get("client")
         if client is None:
-            raise AttributeError(f"LocalCluster has no attribute {name!r} before it is started")
+            raise AttributeError(f"LocalCluster has no {name!r} before start() or after close(): "
+                                 "write `with LocalCluster(...) as client`")
         return getattr(client, name)
 
     def _await_broker(self, broker: subprocess.Popen[bytes]) -> None:

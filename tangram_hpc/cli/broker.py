@@ -58,9 +58,12 @@ def go(args: argparse.Namespace) -> int:
     from ..app.broker_process.serve_broker import BrokerPlan, serve_broker
     from ..config.allocations import alloc_policy, elastic
     from ..config.settings import load_config
+    from ..errors import InvalidInput
     from ..slurm.job_environment import slurm_place
     from ..storage.rundir import local_job_name
 
+    if args.nodes < 0:
+        raise InvalidInput(f"--nodes {args.nodes}: must be at least 0")
     place = slurm_place(os.environ)
     job = args.job or (place.job if place is not None else "") or local_job_name()
     if args.restarts:

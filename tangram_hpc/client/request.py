@@ -28,6 +28,7 @@ from ..protocol.process_frames import PAYLOAD_MAX
 from ..protocol.reading import reader
 from .command_names import name_of
 
+_MIB_END = 1 << 63  # a message cannot hold more
 _UNITS = {"": 1, "m": 1, "mb": 1, "mib": 1, "g": 1024, "gb": 1024, "gib": 1024,
           "t": 1024 * 1024, "k": 1 / 1024}
 
@@ -432,9 +433,9 @@ def mib_of(mem: int | str, field: str = "mem") -> int:
     string may end in K, M, G or T, which are powers of 1024.
 
     Raises:
-        InvalidInput: it is neither of them, or negative.
+        InvalidInput: it is neither of them, negative, or more than 64 bits hold.
     """
-    if type(mem) is int and mem >= 0:
+    if type(mem) is int and 0 <= mem < _MIB_END:
         return mem
     text = str(mem).strip().lower()
     digits = text.rstrip("kmgtib")
@@ -442,7 +443,7 @@ def mib_of(mem: int | str, field: str = "mem") -> int:
         mib = int(-(-float(digits) * _UNITS[text[len(digits):]] // 1))
     except (ValueError, KeyError, OverflowError):
         mib = -1
-    if mib < 0:
+    if not 0 <= mib < _MIB_END:
         raise InvalidInput(f"{field}: {mem!r} is not an amount of memory; write 512 (MiB), "
                            "'512M' or '2G'")
     return mib

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import tangram_hpc
-from tangram_hpc.errors import InvalidInput
+from tangram_hpc.errors import InvalidInput, how_to_install
 
 from .harness.harness_session import OUTPUT_MAX, cpus_of, stderr_of
 from .harness.session_options import session_options, take_session_options
@@ -240,8 +240,11 @@ def main(words: Sequence[str] | None = None) -> None:
     """
     import sys
 
-    from minisweagent.run.utilities.mini_extra import main as mini_extra
-
+    try:
+        from minisweagent.run.utilities.mini_extra import main as mini_extra
+    except ImportError as error:
+        raise SystemExit(f"tangram: mini-swe-agent cannot be imported ({error}): "
+                         f"{how_to_install('mini-swe-agent')}") from None
     if words is not None:
         sys.argv[1:] = words
     stand_in()

@@ -277,6 +277,9 @@ def test_refused_settings_are_one_line_as_without_a_parent(tmp_path: Path) -> No
     with command(tmp_path, "--restarts", "-1") as parent:
         err = parent.communicate(timeout=DEADLINE_S)[1]
     assert parent.returncode == 2 and "--restarts -1: must be at least 0" in err
+    with command(tmp_path, "--nodes", "-1") as parent:
+        err = parent.communicate(timeout=DEADLINE_S)[1]
+    assert parent.returncode == 2 and "--nodes -1: must be at least 0" in err
 
 
 # ---- the rules ---------------------------------------------------------------------------------

@@ -214,6 +214,8 @@ def test_infeasible_requests_are_refused_at_once(cluster: LocalCluster) -> None:
     (lambda c: c.submit(["true"], trusted="no"), "trusted: 'no' is neither"),
     (lambda c: c.submit(["true"], real_user="no"), "real_user: 'no' is neither"),
     (lambda c: c.direct(trusted="no"), "trusted: 'no' is neither"),
+    (lambda c: c.submit(["true"], mem="1e99G"), "mem: '1e99G' is not an amount of memory"),
+    (lambda c: c.session(mem=1 << 63), "mem: 9223372036854775808 is not an amount of memory"),
     (lambda c: c.call([], "score"), r"service: \[\] is not a text"),
     (lambda c: c.tool_returned([], "t", "search", 3), r"pool: \[\] is not a text"),
     (lambda c: c.tool_returned("p", "t", "search", 3, []), r"status: \[\] is not one of"),
@@ -239,6 +241,11 @@ def test_what_an_argument_cannot_be_is_said_at_once(
 def test_home_and_job_of_a_cluster_are_checked(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(tangram_hpc.InvalidInput, match=told):
         LocalCluster(cpus=1, **wrong)
+
+
+def test_a_cluster_that_was_not_started_says_what_to_write() -> None:
+    with pytest.raises(AttributeError, match=r"no 'submit' before start\(\) .*`with LocalCluster"):
+        LocalCluster(cpus=1).submit("true")
 
 
 def test_times_of_a_port_are_checked(cluster: LocalCluster) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,15 @@ from tangram_hpc.hooks.mini_swe_agent import MiniSweEnvironment
 
 __all__ = ["adapters_cluster"]
 SHELL = ["/bin/sh", "-c"]
+
+
+
+@pytest.mark.skipif(find_spec("minisweagent") is not None, reason="mini-swe-agent is installed")
+def test_its_absence_is_one_line() -> None:
+    told = subprocess.run([sys.executable, "-m", "tangram_hpc.hooks.mini_swe_agent", "swebench"],
+                          capture_output=True, text=True, timeout=60)
+    assert told.returncode == 1 and told.stderr.count("\n") == 1, told.stderr
+    assert "pip install" in told.stderr and "[mini-swe-agent]" in told.stderr
 
 
 class TestMiniSweAgentAbsent(AdapterBehaviours):
