@@ -29,9 +29,11 @@ _RETRY_NS = 10**9
 # job itself asks for exceeds a limit, a budget is used up, or somebody must change something. A
 # limit of what runs at one time (QOSMaxJobsPerUserLimit, AssocGrpCpuLimit) is none of these.
 _HOPELESS = re.compile(
-    "PerJob|PerNode|QOSMin|TimeLimit|PartitionNodeLimit|WallLimit|(?<!Run)Minutes|BadConstraints|"
-    "InvalidAccount|InvalidQOS|PartitionDown|PartitionInactive|AccountNotAllowed|QOSNotAllowed|"
-    "not.permitted.to.use.this.partition|JobHeld")  # in words: of an account or a QOS
+    "PerJob|PerNode|MaxMemPerLimit|QOSMin|TimeLimit|PartitionNodeLimit|WallLimit|(?<!Run)Minutes|"
+    "BadConstraints|InvalidAccount|InvalidQOS|PartitionDown|PartitionInactive|AccountNotAllowed|"
+    "QOSNotAllowed|JobHeld|"
+    # in words, of an account or a QOS, and of a node where the site's prolog failed
+    "not.permitted.to.use.this.partition|requeued.held")
 
 
 @dataclass

@@ -232,6 +232,8 @@ def test_a_request_withdrawn_before_its_retry_is_dropped() -> None:
     ("MaxGRESPerAccount", "QOSMaxGRESPerJob"),
     ("QOSMaxCpuPerUserLimit", "QOSMinGRES"),
     ("Resources", "JobHeldAdmin"),
+    ("JobArrayTaskLimit", "MaxMemPerLimit"),
+    ("BeginTime", "launch failed requeued held"),
     ("None", "Job's QOS not permitted to use this partition (gpu allows prod not normal)")])
 def test_a_pending_satellite_is_withdrawn_for_what_does_not_pass_by_itself(
         passes: str, stays: str) -> None:
