@@ -244,6 +244,33 @@ asyncio.run(main())
 """
 
 
+def test_an_interrupt_of_the_fork_server_and_its_processes_ends_functions_only(
+        rig: Rig, capfd: pytest.CaptureFixture[str]) -> None:
+    """`scancel --signal=INT` sends it to all processes of a step."""
+    rig.shell("true")  # an init waits for the next command
+    server = rig.executor.fork_server_pid
+    rig.open()
+    lease = rig.begin(ExecCall(argv=("sh", "-c", "until [ -e go ]; do sleep 0.01; done")),
+                      Kind.EXEC, session=1)
+    rig.until(lambda: ("started", lease) in rig.events)
+    for pid in (server, *process_tree.children(server)):
+        os.kill(pid, signal.SIGINT)
+    assert rig.shell("echo on")[1].stdout == b"on\n"
+    rig.file("go", b"")
+    assert rig.end(lease)[0].state is ActionState.COMPLETED
+    assert rig.executor.fork_server_pid == server
+
+    def interrupted() -> str:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            return "KeyboardInterrupt"
+        return "nothing"
+
+    assert rig.value(interrupted) == "KeyboardInterrupt"
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_a_killed_worker_leaves_no_process_and_no_scratch(tmp_path: Path) -> None:
     worker = subprocess.Popen([sys.executable, "-c", WORKER, str(tmp_path)])
     until(lambda: (tmp_path / "up").exists() and (tmp_path / "up2").exists(), "the worker is up")

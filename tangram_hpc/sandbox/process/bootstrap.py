@@ -61,6 +61,7 @@ def become(control: socket.socket, modes: int, highest: int, home: str, kind: st
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as functions of users expect it
     guard(f"tangram-{kind}", signal.SIGTERM if kind == INIT else signal.SIGKILL)
     if os.getppid() != parent:
         raise SystemExit(1)

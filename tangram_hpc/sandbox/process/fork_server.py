@@ -85,6 +85,8 @@ class ForkServer:
     def _signals(self) -> None:
         signal.set_wakeup_fd(self._into, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, where: None)
+        # `scancel --signal=INT` sends it to all processes of a step; the worker then ends this one
+        signal.signal(signal.SIGINT, lambda number, where: None)
         signal.signal(signal.SIGTERM, self._on_term)
 
     def _on_term(self, number: int, where: FrameType | None) -> None:

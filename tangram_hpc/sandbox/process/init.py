@@ -147,6 +147,7 @@ class Init:
         self._wake, into = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(into, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, where: None)
+        signal.signal(signal.SIGINT, lambda number, where: None)  # as in the fork server
         signal.signal(signal.SIGTERM, self._on_term)
         self._poll = select.poll()
         self._poll.register(control.fileno(), select.POLLIN)

@@ -62,7 +62,7 @@ def spawn_as(identity: Identity, path: str, argv: Sequence[str], env: Mapping[st
 def _become(identity: Identity, fds: Mapping[int, int], above: int, terminal: str,
             restored: Sequence[int]) -> None:
     signal.set_wakeup_fd(-1)
-    for number in (*restored, signal.SIGCHLD, signal.SIGTERM):
+    for number in (*restored, signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     sources = {number: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for number, fd in fds.items()}
     os.setsid()
