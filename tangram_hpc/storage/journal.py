@@ -201,7 +201,7 @@ def read_head(path: Path) -> SegmentHead | None:
         InvalidInput: See `read_journal`.
     """
     data = memoryview(_content(path, whole=False))
-    if is_torn_magic(data) or version_of(data) in READ_TOO:
+    if is_torn_magic(data):
         return None
     body = next(_bodies(data, path), None)
     if body is None and len(data) == _BEGINNING:

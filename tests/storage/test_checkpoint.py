@@ -186,6 +186,16 @@ def test_the_head_of_a_compressed_segment_is_read_without_the_rest(tmp_path: Pat
             read_head(path)
 
 
+@pytest.mark.parametrize("version", [10, 9], ids=["earlier", "flipped"])
+def test_a_head_counts_in_a_segment_of_an_earlier_version(tmp_path: Path, version: int) -> None:
+    """Version 10 has heads too. Version 9 has none, but 9 is 11 with one flipped bit."""
+    path = tmp_path / "journal"
+    data = bytearray(beginning(SegmentHead(7, {"journal": 3})))
+    data[6] = version
+    path.write_bytes(data)
+    assert read_head(path) == SegmentHead(7, {"journal": 3})
+
+
 def late(folder: Path, head: SegmentHead) -> None:
     """A superseded broker begins a segment."""
     journal = FileJournal(begin_next(folder, head), "none", lambda call: call())

@@ -48,4 +48,9 @@ KEPT: tuple[tuple[Plan, str], ...] = (
      "a flipped bit of a journal without events moved the later journals away"),
     (Plan(160051, {"pause_broker": 2.0, "power": 3.0}, 307, 2, 2, "batch", 100_000, 0.3),
      "the laws took a sandbox whose order was lost with the machine for the session's second one"),
+    (Plan(165944, {"kill_broker": 12.0, "kill_at_write": 12.0, "disk_error": 1.0, "bit_flip": 2.0,
+                   "cut_worker": 4.0, "delay": 1.25, "pause_client": 4.0, "kill_worker": 2.0,
+                   "kill_client": 0.25, "duplicate": 7.5, "drain_node": 0.375}, 525, 3, 3,
+          "always", 40, 0.15),
+     "a journal's head did not count where a flipped bit had made its version an earlier one"),
 )
