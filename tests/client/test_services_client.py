@@ -177,4 +177,4 @@ def test_info_shows_the_devices_of_each_service(
     assert cli(["info"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if "SERVICE" in line]
     assert [line[:3] for line in lines] == [["SERVICE", "a", "fake"], ["SERVICE", "b", "fake"]]
-    assert lines[0][3].endswith((":0", ":1")) and lines[1][3] == "parked"
+    assert lines[0][3].endswith((":0", ":1")) and lines[1][3:6] == ["on", "no", "GPU"]
