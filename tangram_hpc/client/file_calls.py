@@ -88,7 +88,9 @@ def write_calls(path: str, data: bytes | bytearray | memoryview, mode: int
                 ) -> Iterator[pl.FileCall]:
     """The calls that write a file; at least one. Each is made when it is asked for, so that no more
     than a part of the content is copied at a time."""
-    view = memoryview(data).cast("B")
+    view = memoryview(data)
+    if view.ndim != 1 or view.itemsize != 1:
+        view = memoryview(bytes(view))
     return (pl.FileCall(path, bytes(view[at:at + PART]), mode, offset=at)
             for at in range(0, max(1, len(view)), PART))
 

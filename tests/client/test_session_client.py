@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import ctypes
 import errno
 import gc
 import os
@@ -62,6 +63,15 @@ def test_a_sessions_env_is_the_default_and_its_files_precede_commands(
             return (await s.exec("cat x")).text
 
     assert asyncio.run(at_once()) == "y"
+
+
+@pytest.mark.parametrize("data", [
+    memoryview(b"abcdef")[::2], memoryview((ctypes.c_int * 3)(1, 2, 3)), bytearray(b"abc")])
+def test_a_view_of_any_layout_is_written_as_its_bytes(
+        cluster: LocalCluster, data: bytes) -> None:
+    with cluster.session() as s:
+        s.write("f", data).result(60)
+        assert s.read("f").result(60) == bytes(data)
 
 
 def test_who_gives_up_waiting_for_a_session_takes_it_from_nobody(cluster: LocalCluster) -> None:
