@@ -174,9 +174,10 @@ def test_an_overloaded_engine_is_asked_again(
         run(life)
 
 
-@pytest.mark.parametrize("said, pauses", [("7", [7, 7, 7]), ("999", [10, 10]), ("soon", [1] * 25)])
+@pytest.mark.parametrize("said, answer_s, pauses", [
+    ("7", 0, [7, 7, 7]), ("999", 0, [10, 10]), ("soon", 0, [1] * 25), ("soon", 5, [1] * 4)])
 def test_the_pauses_for_an_overloaded_engine_are_its_own_and_bounded(
-        said: str, pauses: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+        said: str, answer_s: int, pauses: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "BUSY_S", 25.0)
     slept: list[float] = []
 
@@ -191,6 +192,8 @@ def test_the_pauses_for_an_overloaded_engine_are_its_own_and_bounded(
             control.retry_after = said
             with monkeypatch.context() as patch:
                 patch.setattr(engine.asyncio, "sleep", sleep)
+                patch.setattr(engine, "monotonic",
+                              lambda: sum(slept) + answer_s * len(control.seen))
                 [reply] = await backend.call([ask("generate", prompts=["x"])])
             assert "/v1/completions answered 429" in reply.error and slept == pauses
             await backend.close()

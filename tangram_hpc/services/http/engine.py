@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from itertools import islice
+from time import monotonic
 from typing import Any, TypeVar
 
 from ...ports import (
@@ -224,20 +225,18 @@ class HttpEngine:
                 raise OutOfDeviceMemory(f"{self._web.where}{path} answered {answer.line()}")
         raise InvalidCall(f"{self._web.where}{path} answered {answer.line()}")
 
-
     async def _post_when_free(self, path: str, body: Any) -> HttpResponse:
         """Returns the answer to a POST, which is sent again while the server says that it has too
-        much to do and is well, with pauses of `BUSY_S` seconds together.
+        much to do and is well, until `BUSY_S` seconds after the first time. An answer may be slow.
         """
-        remaining_s = BUSY_S
+        until = monotonic() + BUSY_S
         while True:
             answer = await self._web.post(path, body)
             pause_s = min(answer.retry_after_s or PAUSE_S, PAUSE_MAX_S)
-            if not answer.busy or pause_s > remaining_s:
+            if not answer.busy or monotonic() + pause_s > until:
                 return answer
             if answer.status >= 500:
                 await self._check_health()
-            remaining_s -= pause_s
             await asyncio.sleep(pause_s)
 
 
