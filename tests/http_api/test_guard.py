@@ -137,6 +137,13 @@ def test_an_upload_waits_for_memory_before_its_body_is_read(
     assert (b"retry-after", b"1") in served.sent[0]["headers"] and room.asked == 1
 
 
+def test_an_upload_that_is_too_large_is_refused_for_good_and_waits_for_no_memory(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upload_memory, "BODIES", UploadMemory(0, 0.0))
+    served = Served("/files", {"content-length": "5"}, access=Room(), body_max=4)
+    assert served.refusal == (413, "the body has more than 4 bytes")
+
+
 def test_uploads_that_fit_and_other_requests_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload_memory, "BODIES", memory := UploadMemory(4, 0.0))
     parts = [{"type": "http.request", "body": b"1234"}]

@@ -74,6 +74,7 @@ BODIES = UploadMemory(TOGETHER_MAX, WAIT_S)
 async def body_held(sandbox: Sandbox, scope: Scope, headers: Mapping[str, str], body_max: int
                     ) -> AsyncIterator[None]:
     """Holds memory for the body of a request within the context if the request uploads files.
+    Nothing is held for a body that is known to be too large, as it is not kept.
 
     Args:
         sandbox: the sandbox that the request is for.
@@ -84,10 +85,11 @@ async def body_held(sandbox: Sandbox, scope: Scope, headers: Mapping[str, str], 
     Raises:
         ApiError: the memory is not free in time; the client may try again.
     """
-    if scope["method"] != "POST" or scope["path"] != "/files":
+    length = headers.get("content-length", "")
+    size = int(length) if length.isdigit() else body_max
+    if scope["method"] != "POST" or scope["path"] != "/files" or size > body_max:
         yield
         return
-    length = headers.get("content-length", "")
     await sandbox.processes.make_room()  # nobody shall hold bytes until the end of a terminal
-    async with BODIES.held(min(int(length), body_max) if length.isdigit() else body_max):
+    async with BODIES.held(size):
         yield
