@@ -156,9 +156,13 @@ class ConfinedTree:
         self.forget_but(parent)
 
     def forget_but(self, parent: int) -> None:
-        """Like `forget`, but leaves a descriptor open that is in use."""
+        """Like `forget`, but leaves a descriptor open that is in use, by its path without links:
+        the path that was asked for may lead through one that is in this very directory.
+        """
         if self._last is not None and self._last[1] != parent:
             self.forget()
+        elif self._last is not None:
+            self._last = self._last[2], parent, self._last[2]
 
 
 def _opened(name: str, parent: int) -> int:

@@ -133,6 +133,12 @@ def test_files_go_where_a_link_leads_that_has_replaced_another_one(tmp_path: Pat
     assert names(tree) == ["lib", "lib/c", "new", "new/b", "old", "old/a"]
 
 
+def test_files_go_where_a_link_leads_that_was_replaced_through_itself(tmp_path: Path) -> None:
+    tree, _ = unpack(tmp_path, link("d/l", "."), entry("d/l/a"), link("d/l/l", "new"),
+                     entry("d/l/b"))
+    assert names(tree) == ["d", "d/a", "d/l", "d/new", "d/new/b"]
+
+
 @pytest.mark.attack("repository", "files")
 def test_a_link_inside_is_followed_as_from_inside(tmp_path: Path) -> None:
     tree, _ = unpack(tmp_path, folder("usr/lib"), link("lib", "usr/lib"), entry("lib/a", "1"),
