@@ -26,7 +26,7 @@ Parts = tuple[str, ...]
 
 def parts_of(name: str) -> Parts:
     """Returns the parts of the name of an entry; none for the root itself. An absolute name, as
-    buildpacks and ko write it, begins at the root of the image.
+    buildpacks write it, begins at the root of the image.
 
     Raises:
         ImageRefused: the name climbs, or is too long or too deep.
