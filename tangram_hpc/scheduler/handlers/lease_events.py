@@ -173,7 +173,8 @@ def _alone(ledger: Ledger, lease: LeaseEntry, action: Action, outcome: Outcome,
 
 def _note_absent(ledger: Ledger, lease: LeaseEntry) -> None:
     """Notes that a service could not be brought to the GPUs of a lease, unless its next call is
-    already being tried there. Else it would keep them from others for its minimum residency.
+    already being tried there. A service that counts as resident keeps its GPUs from others for its
+    minimum residency.
     """
     gpus = ledger.place(lease.node).gpus
     if gpus.mask(lease.gpus) & ~gpus.free_mask == 0:
