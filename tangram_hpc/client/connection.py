@@ -205,9 +205,9 @@ class Connection:
                 pending = Pending(action, payload, future, trusted, time.monotonic_ns(), on_output,
                                   session=session, stored=stored, uploaded=uploaded, reader=reader,
                                   earlier=earlier, on_credit=on_credit, direct=options.direct)
-                self._pending[action.id] = pending
                 if self._credit.admit(pending):
                     self._put(ms.Submit(action), payload)
+                self._pending[action.id] = pending  # last: after ^C, no entry of what was not sent
         except TangramError:
             self.store.release(stored)
             self.functions.not_submitted(uploaded)
@@ -227,8 +227,8 @@ class Connection:
         """Submits an action that asks for a grant of an endpoint, which has no payload."""
         with self._lock:
             self._check_open()
-            self._pending[pending.action.id] = pending
             self._put(ms.Submit(pending.action), pending.payload)
+            self._pending[pending.action.id] = pending  # last, as in `submit`
 
     def cancel(self, action: int) -> None:
         """Asks the broker to cancel an action, and the parts of a file that are written before it;

@@ -29,6 +29,15 @@ def goes_on(cluster: LocalCluster, place: int) -> None:
     assert [future.result(20) for future in futures] == [0, 1, 4, 9], f"^C at place {place}"
 
 
+def awaits(cluster: LocalCluster) -> bool:
+    """Whether the client still waits for an answer of the broker."""
+    until = time.monotonic() + 10
+    connection = cluster.client._connection
+    while connection._awaits() and time.monotonic() < until:
+        time.sleep(0.05)
+    return bool(connection._awaits())
+
+
 def test_after_an_interrupted_put_each_message_has_its_own_payload() -> None:
     outbox = Outbox()
     for place in places(lambda: outbox.put(Input(1, 0, n=1), b"first")):
@@ -42,6 +51,7 @@ def test_after_an_interrupted_submission_each_action_has_its_own_result(cluster:
                                                                         ) -> None:
     for place in places(lambda: cluster.submit(pow, 10, 2)):
         goes_on(cluster, place)
+    assert not awaits(cluster), "an action that was not sent is waited for"
 
 
 def test_after_an_interrupted_cancellation_the_client_goes_on(cluster: LocalCluster) -> None:
