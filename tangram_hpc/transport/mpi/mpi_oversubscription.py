@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from ...slurm.job_environment import slurm_place
 
 _LOCAL_RANKS = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")  # set by Hydra, by Open MPI
-_SLEEP = {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}  # makes MPICH sleep; Open MPI can only yield
+# makes MPICH and Intel MPI sleep; Open MPI can only yield
+_SLEEP = {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1", "I_MPI_THREAD_YIELD": "3"}
 
 
 def oversubscribed(environ: Mapping[str, str], usable: int, online: int) -> bool:
