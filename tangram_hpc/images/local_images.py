@@ -1,4 +1,5 @@
-"""Finds images in files and folders: OCI layouts, tars of these, and what `docker save` writes.
+"""Finds images in files and folders: OCI layouts, tars of these, what `docker save` writes, and the
+folders of `skopeo copy` to `dir:`.
 
 An archive is never unpacked as a whole. Its table of contents is read once, and a blob is read from
 where it lies in the archive. An archive that is compressed as a whole is refused, as nothing in it
@@ -13,6 +14,7 @@ import os
 import stat
 import tarfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import IO, Protocol
 
@@ -39,6 +41,8 @@ from .manifests import (
 
 _MEMBERS_MAX = 20_000  # entries of an archive, which has a few for each layer
 _PIECE = 1 << 20
+DIR = "dir"  # the kind of a folder as `skopeo copy` writes it to `dir:`
+_DIR_VERSION = b"Directory Transport Version: "
 _COMPRESSED = {b"\x1f\x8b": "gunzip", b"\x28\xb5\x2f\xfd": "unzstd", b"\xfd7zXZ": "unxz",
                b"BZh": "bunzip2"}
 
@@ -59,17 +63,29 @@ def find_local_image(name: ImageName, platform: str) -> FoundImage:
     """Finds an image in a file or folder.
 
     Args:
-        name: its name, of the kind OCI, OCI_ARCHIVE or DOCKER_ARCHIVE.
+        name: its name, of the kind OCI, DIR, OCI_ARCHIVE or DOCKER_ARCHIVE.
         platform: the platform of this machine.
 
     Raises:
         ImageRefused: there is none, or it breaks a rule.
         ImageUnavailable: it cannot be read now.
     """
-    files = _FolderFiles(name.path) if name.kind == OCI else _TarFiles(name.path)
+    files = _FolderFiles(name.path) if name.kind in (OCI, DIR) else _TarFiles(name.path)
+    if name.kind == DIR:
+        return find_image(_DirSource(files), "", platform)
     if name.kind == DOCKER_ARCHIVE:
         return _docker_archive(files, name, platform)
     return _oci(files, name, platform)
+
+
+def folder_kind(path: str) -> str:
+    """Returns which kind of image a folder is: OCI, DIR, or empty for a root file system."""
+    if os.path.isfile(f"{path}/oci-layout") and os.path.isfile(f"{path}/index.json"):
+        return OCI
+    if os.path.isfile(f"{path}/version") and os.path.isfile(f"{path}/manifest.json"):
+        with suppress(OSError), open(f"{path}/version", "rb") as file:
+            return DIR if file.read(len(_DIR_VERSION)) == _DIR_VERSION else ""
+    return ""
 
 
 def archive_kind(path: str) -> str:
@@ -208,6 +224,27 @@ class _LayoutSource:
         unpacked, so it is not read twice.
         """
         return self._files.open(_blob_name(blob.digest))
+
+
+class _DirSource:
+    """A folder of `dir:`: each blob is named by the digits of its digest, and the image of a
+    platform, if there are several, by those and `.manifest.json`."""
+
+    def __init__(self, files: _Files) -> None:
+        self._files = files
+
+    def manifest(self, reference: str) -> tuple[bytes, str]:
+        """Returns the manifest of the folder itself if there is no `reference`."""
+        name = f"{reference.removeprefix('sha256:')}.manifest.json" if reference else \
+            "manifest.json"
+        data = _small(self._files, name)
+        if reference and digest_of(data) != reference:
+            raise ImageRefused(f"image: the file of the manifest {reference} has another digest")
+        return data, digest_of(data)
+
+    def open_blob(self, blob: BlobRef) -> IO[bytes]:
+        """Opens a blob, as a layout does."""
+        return self._files.open(blob.digest.removeprefix("sha256:"))
 
 
 def _oci(files: _Files, name: ImageName, platform: str) -> FoundImage:

@@ -16,6 +16,7 @@ from ..domain.image_name import parse_image_name
 from ..errors import InvalidInput
 from ..ports import ImageReady, ReadyImage
 from .image_errors import ImageUnavailable
+from .local_images import DIR, folder_kind
 from .node_store import NodeStore
 from .pull import IMPORTED, PullSettings
 from .pull_process import PullAnswer, PullProcess
@@ -168,7 +169,7 @@ def _answer(process: PullProcess, image: str, settings: PullSettings,
     for a folder that holds a root file system, or for a file that has not changed since it was
     unpacked."""
     stamp = _stamp(image)
-    if image.startswith("/") and os.path.isdir(image) and not os.path.exists(f"{image}/oci-layout"):
+    if image.startswith("/") and os.path.isdir(image) and not folder_kind(image):
         return stamp, PullAnswer(image)
     if known is not None and known[0] == stamp:
         seen = known[1]
@@ -187,7 +188,9 @@ def _stamp(image: str) -> _Stamp:
         path = parse_image_name(image).path
         if not path:
             return _NO_FILE
-        found = os.stat(f"{path}/index.json" if os.path.isdir(path) else path)
+        if os.path.isdir(path):
+            path += "/manifest.json" if folder_kind(path) == DIR else "/index.json"
+        found = os.stat(path)
     except (InvalidInput, OSError):
         return ()  # the pull will say what is wrong
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

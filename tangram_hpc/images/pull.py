@@ -18,12 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import IO
 
-from ..domain.image_name import OCI, PATH, REGISTRY, ImageName, parse_image_name
+from ..domain.image_name import PATH, REGISTRY, ImageName, parse_image_name
 from . import owner_namespace
 from .found_image import FoundImage, find_image
 from .image_errors import ImageRefused, ImageUnavailable, of_os_error
 from .image_limits import MANIFEST_MAX, UnpackBudget
-from .local_images import archive_kind, file_digest, find_local_image
+from .local_images import archive_kind, file_digest, find_local_image, folder_kind
 from .manifests import BlobRef, digest_of, is_digest, parse_manifest, platform_of
 from .merge_layers import UnpackedLayer, merge_layers
 from .node_store import NodeStore, StoredImage
@@ -125,8 +125,8 @@ def _path(name: ImageName) -> ImageName | None:
     except OSError as error:
         raise of_os_error(path, error) from None
     if os.path.isdir(path):
-        layout = os.path.isfile(f"{path}/oci-layout") and os.path.isfile(f"{path}/index.json")
-        return ImageName(name.text, OCI, path) if layout else None
+        kind = folder_kind(path)
+        return ImageName(name.text, kind, path) if kind else None
     return ImageName(name.text, squashed_kind(path) or archive_kind(path), path)
 
 

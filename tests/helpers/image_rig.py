@@ -208,6 +208,19 @@ def index_of(*images: MadeImage) -> bytes:
     return json.dumps({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": entries}).encode()
 
 
+def skopeo_folder(path: Path, *images: MadeImage) -> Path:
+    """Writes a folder as `skopeo copy` to `dir:` does; with `--all` if there are several images."""
+    path.mkdir()
+    (path / "version").write_text("Directory Transport Version: 1.1\n")
+    for image in images:
+        for key, data in image.blobs.items():
+            (path / key.removeprefix("sha256:")).write_bytes(data)
+        (path / f"{image.digest.removeprefix('sha256:')}.manifest.json").write_bytes(image.manifest)
+    whole = images[0].manifest if len(images) == 1 else index_of(*images)
+    (path / "manifest.json").write_bytes(whole)
+    return path
+
+
 def sif_of(squashfs: bytes, architecture: bytes = b"", *, kind: int = 0x4004, system: int = 1,
            size: int | None = None, config: bytes = b"") -> bytes:
     """A `.sif` file with a root file system, and with the configuration of an image if one is

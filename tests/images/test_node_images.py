@@ -14,7 +14,15 @@ from pathlib import Path
 
 import pytest
 from helpers.executor_rig import alive
-from helpers.image_rig import MadeImage, entry, needs_squashfs, sif_of, squashfs_of, tar_of
+from helpers.image_rig import (
+    MadeImage,
+    entry,
+    needs_squashfs,
+    sif_of,
+    skopeo_folder,
+    squashfs_of,
+    tar_of,
+)
 
 from tangram_hpc.images.node_images import NodeImages
 from tangram_hpc.images.node_store import NodeStore
@@ -71,9 +79,12 @@ def want(images: NodeImages, said: Said, session: int, image: str) -> None:
     images.open(session, image, lambda *what: said.append(what))
 
 
-@pytest.fixture
-def layout(tmp_path: Path) -> str:
-    return str(MadeImage([tar_of(entry("a", "1"))], env=["A=1"]).layout(tmp_path / "layout"))
+@pytest.fixture(params=["layout", "skopeo's folder"])
+def layout(tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    image = MadeImage([tar_of(entry("a", "1"))], env=["A=1"])
+    if request.param == "layout":
+        return str(image.layout(tmp_path / "layout"))
+    return str(skopeo_folder(tmp_path / "folder", image))
 
 
 def test_sessions_of_one_image_share_one_pull(tmp_path: Path, layout: str,

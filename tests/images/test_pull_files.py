@@ -21,6 +21,7 @@ from helpers.image_rig import (
     link,
     needs_squashfs,
     sif_of,
+    skopeo_folder,
     squashfs_of,
     tar_of,
 )
@@ -74,6 +75,23 @@ def test_an_oci_layout_by_each_of_its_names(tmp_path: Path, image: MadeImage) ->
     assert [one.digest for one in store.images()] == [image.digest]
     assert sorted(store.layer_sizes()) == sorted(image.diff_ids)
     assert list((tmp_path / "store/drafts").iterdir()) == []
+
+
+def test_a_folder_that_skopeo_wrote_is_an_image(tmp_path: Path, image: MadeImage) -> None:
+    found = get(tmp_path, str(skopeo_folder(tmp_path / "one", image)))
+    assert found.digest == image.digest and tree(found.folder) == MERGED
+    other = MadeImage([tar_of(entry("other"))], offered=OTHER)
+    several = skopeo_folder(tmp_path / "several", other, image)
+    assert get(tmp_path, str(several)).digest == image.digest
+    (several / f"{image.digest.removeprefix('sha256:')}.manifest.json").write_bytes(other.manifest)
+    with pytest.raises(ImageRefused, match="another digest"):
+        get(tmp_path, str(several))
+
+
+def test_a_root_file_system_may_have_files_of_an_images_folder(tmp_path: Path) -> None:
+    for name, text in (("version", "1.2"), ("manifest.json", "{}")):
+        (tmp_path / name).write_text(text)
+    assert get(tmp_path, str(tmp_path)) == PulledImage(str(tmp_path))
 
 
 def test_what_docker_save_writes(tmp_path: Path, image: MadeImage) -> None:
