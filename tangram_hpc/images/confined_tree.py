@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 
 from ..sandbox.files import scratch
 from .image_errors import ImageRefused
@@ -58,10 +59,12 @@ class ConfinedTree:
     Attributes:
         implied: paths of directories that were only made because something in them was made. A
             caller that makes one of them itself removes it from here.
+        times: the times of change, in ns, that `set_times` gives directories, by their paths.
     """
 
     def __init__(self, root: str) -> None:
         self.implied: set[Parts] = set()
+        self.times: dict[str, int] = {}
         self._root = os.open(root, FOLDER)
         # the directory that was used last: its path as asked for, its path without links
         self._last: tuple[Parts, int, Parts] | None = None
@@ -70,6 +73,19 @@ class ConfinedTree:
         """Closes what is open."""
         self.forget()
         os.close(self._root)
+
+    def set_times(self) -> None:
+        """Gives directories the times of `times`, when nothing more is made in them. Paths that
+        lead to no directory any more are passed over."""
+        self.forget()
+        for path, when in self.times.items():
+            above, _, name = path.rpartition("/")
+            with suppress(FileNotFoundError, NotADirectoryError, ImageRefused):
+                fd = _opened(name, self.folder(parts_of(above), make=False))
+                try:
+                    os.utime(fd, ns=(0, when))
+                finally:
+                    os.close(fd)
 
     def forget(self) -> None:
         """Says that a directory may have become something else."""

@@ -57,6 +57,7 @@ def merge_layers(layers: Sequence[UnpackedLayer], root: str) -> None:
                 os.close(source)
             for path, target in layer.notes.late_links:
                 _late_link(path, target, tree)
+        tree.set_times()
     except OSError as error:
         raise of_os_error(f"its layers cannot be merged at {error.filename!r}", error) from None
     finally:
@@ -83,7 +84,9 @@ def _lay(source: int, target: int, path: str, implied: frozenset[str], tree: Con
                     if f"{path}{name}" in implied:
                         there = _implied_folder(name, target, f"{path}{name}", tree)
                     else:
-                        there = _make_folder(name, target, os.fstat(below))
+                        about = os.fstat(below)
+                        there = _make_folder(name, target, about)
+                        tree.times[f"{path}{name}"] = about.st_mtime_ns
                     try:
                         _lay(below, there, f"{path}{name}/", implied, tree)
                     finally:

@@ -96,6 +96,7 @@ def unpack_layer(file: IO[bytes], folder: str, budget: UnpackBudget, owners: boo
             unpacking.add(member)
             tar.members.clear()  # type: ignore[attr-defined]  # tarfile would keep all of them
             stream.next_entry()
+        tree.set_times()
         notes.implied = sorted(map("/".join, tree.implied))
         return notes, stream.drain()
     finally:
@@ -178,7 +179,9 @@ class _Unpacking:
         if self._owners:
             os.chown(parts[-1], *_owner(member), dir_fd=parent, follow_symlinks=False)
         os.chmod(parts[-1], member.mode & 0o1777 | 0o700, dir_fd=parent)
-        self._tree.implied.discard((*self._tree.real(parts[:-1]), parts[-1]))
+        real = (*self._tree.real(parts[:-1]), parts[-1])
+        self._tree.implied.discard(real)
+        self._tree.times["/".join(real)] = _time(member)
 
     def _symbolic_link(self, parts: Parts, member: tarfile.TarInfo) -> None:
         if not member.linkname or "\0" in member.linkname:
@@ -227,8 +230,7 @@ class _Unpacking:
             if self._owners and any(_owner(member)):
                 os.fchown(fd, *_owner(member))
             os.fchmod(fd, member.mode & 0o777 | 0o600)
-            when = member.mtime if member.mtime == member.mtime else 0
-            os.utime(fd, (0, min(max(when, 0), _TIME_MAX)))
+            os.utime(fd, ns=(0, _time(member)))
         finally:
             os.close(fd)
         self._notes.size += member.size
@@ -267,6 +269,12 @@ class _Unpacking:
 def _owner(member: tarfile.TarInfo) -> tuple[int, int]:
     uid, gid = (number if 0 <= number < SPAN else 0 for number in (member.uid, member.gid))
     return uid, gid
+
+
+def _time(member: tarfile.TarInfo) -> int:
+    """Returns the time of change of an entry in ns."""
+    when = member.mtime if member.mtime == member.mtime else 0  # not a number
+    return int(min(max(when, 0), _TIME_MAX) * 1e9)
 
 
 def _is_folder(name: str, parent: int) -> bool:

@@ -212,6 +212,20 @@ def test_a_path_that_is_no_image_says_what_it_is(tmp_path: Path, what: str, why:
         get(tmp_path, str(path))
 
 
+def test_directories_have_the_times_of_their_entries(tmp_path: Path) -> None:
+    image = MadeImage([
+        tar_of(folder("a", mtime=1_000), entry("a/x"), folder("b", mtime=2_000), entry("b/gone"),
+               folder("c", mtime=3_000), link("to_a", "a"), folder("d", mtime=4_000),
+               entry("d", "a file now"), entry("late/y"), folder("late", mtime=5_000.5)),
+        tar_of(entry("a/more"), folder("b", mtime=2_222), entry("b/.wh.gone"), link("c", "a"),
+               folder("to_a/sub", mtime=6_000), entry("to_a/sub/z"), folder("gone", mtime=7_000)),
+        tar_of(entry(".wh.gone"), hard_link("late/link", "a/x"))])
+    root = Path(get(tmp_path, str(image.layout(tmp_path / "layout"))).folder)
+    assert {path: (root / path).stat().st_mtime for path in ("a", "b", "a/sub", "late")} == {
+        "a": 1_000, "b": 2_222, "a/sub": 6_000, "late": 5_000.5}
+    assert (root / "d").read_text() == "a file now" and not (root / "gone").exists()
+
+
 def test_the_platform_of_this_machine_is_taken(tmp_path: Path) -> None:
     mine, other = MadeImage([tar_of(entry("a"))]), MadeImage([tar_of(entry("b"))], offered=OTHER)
     layout = other.layout(mine.layout(tmp_path / "layout"))
