@@ -16,9 +16,10 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 
 from .confined_tree import FOLDER, ConfinedTree, parts_of, remove_below
 from .image_errors import ImageRefused, of_os_error
@@ -46,17 +47,18 @@ def merge_layers(layers: Sequence[UnpackedLayer], root: str) -> None:
     top, tree = os.open(root, FOLDER), ConfinedTree(root)
     try:
         for layer in layers:
-            for path in layer.notes.emptied:
-                _empty(path, layer, top, tree)
-            for path in layer.notes.removed:
-                _remove(path, layer, top, tree)
-            source = os.open(layer.folder, FOLDER)
-            try:
-                _lay(source, top, "", frozenset(layer.notes.implied), tree)
-            finally:
-                os.close(source)
-            for path, target in layer.notes.late_links:
-                _late_link(path, target, tree)
+            with _targets(layer, os.path.dirname(root), tree) as kept:
+                for path in layer.notes.emptied:
+                    _empty(path, layer, top, tree)
+                for path in layer.notes.removed:
+                    _remove(path, layer, top, tree)
+                source = os.open(layer.folder, FOLDER)
+                try:
+                    _lay(source, top, "", frozenset(layer.notes.implied), tree)
+                finally:
+                    os.close(source)
+                for path, target in layer.notes.late_links:
+                    _late_link(path, target, kept, tree)
         tree.set_times()
     except OSError as error:
         raise of_os_error(f"its layers cannot be merged at {error.filename!r}", error) from None
@@ -231,14 +233,38 @@ def _empty(path: str, layer: UnpackedLayer, top: int, tree: ConfinedTree) -> Non
         os.close(found[0])
 
 
-def _late_link(path: str, target: str, tree: ConfinedTree) -> None:
+@contextmanager
+def _targets(layer: UnpackedLayer, beside: str, tree: ConfinedTree) -> Iterator[dict[str, str]]:
+    """Keeps what the late links of a layer lead to, which the layer may replace or remove; gives
+    the path of each target. They are gone at the end."""
+    if not layer.notes.late_links:
+        yield {}
+        return
+    kept: dict[str, str] = {}
+    with TemporaryDirectory(dir=beside) as folder:
+        tree.forget()
+        for _, target in layer.notes.late_links:
+            above, _, name = target.rpartition("/")
+            with suppress(FileNotFoundError, ImageRefused):
+                parent = tree.folder(parts_of(above), make=False)
+                if target not in kept and not stat.S_ISDIR(os.lstat(name, dir_fd=parent).st_mode):
+                    aside = f"{folder}/{len(kept)}"
+                    _link(name, parent, aside, parent)
+                    kept[target] = aside
+        yield kept
+
+
+def _late_link(path: str, target: str, kept: Mapping[str, str], tree: ConfinedTree) -> None:
     (from_folder, _, source), (into_folder, _, new) = target.rpartition("/"), path.rpartition("/")
     with ExitStack() as opened:
         try:
-            from_fd = _resolved(from_folder, tree)
-            opened.callback(os.close, from_fd)
-            into_fd = _resolved(into_folder, tree)
+            into_fd = from_fd = _resolved(into_folder, tree)
             opened.callback(os.close, into_fd)
+            if target in kept:
+                source = kept[target]
+            else:
+                from_fd = _resolved(from_folder, tree)
+                opened.callback(os.close, from_fd)
             if stat.S_ISDIR(os.lstat(source, dir_fd=from_fd).st_mode):
                 raise ImageRefused(f"image: a layer has {path!r} as a hard link to the directory "
                                    f"{target!r}")

@@ -98,6 +98,7 @@ def unpack_layer(file: IO[bytes], folder: str, budget: UnpackBudget, owners: boo
             stream.next_entry()
         tree.set_times()
         notes.implied = sorted(map("/".join, tree.implied))
+        notes.late_links = [*unpacking.late.items()]
         return notes, stream.drain()
     finally:
         tree.close()
@@ -125,12 +126,17 @@ def _one_line(error: Exception) -> str:
 
 
 class _Unpacking:
-    """The unpacking of one layer."""
+    """The unpacking of one layer.
+
+    Attributes:
+        late: what `LayerNotes.late_links` will hold.
+    """
 
     def __init__(self, stream: LayerStream, notes: LayerNotes, tree: ConfinedTree,
                  budget: UnpackBudget, owners: bool) -> None:
         self._stream, self._notes, self._tree, self._budget = stream, notes, tree, budget
         self._owners = owners
+        self.late = dict[str, str]()
 
     def add(self, member: tarfile.TarInfo) -> None:
         """Makes one entry."""
@@ -139,6 +145,7 @@ class _Unpacking:
             raise ImageRefused(f"image: a layer has {shown(member.name)} with a negative size")
         if not parts:
             return
+        self.late.pop("/".join(parts), None)
         try:
             if parts[-1].startswith(_WHITEOUT):
                 self._whiteout(parts)
@@ -201,7 +208,7 @@ class _Unpacking:
         try:
             source = os.dup(self._tree.folder(target[:-1], make=False))
         except FileNotFoundError:
-            return self._notes.late_links.append(("/".join(parts), "/".join(target)))
+            return self._link_late(parts, target)
         try:
             if _is_folder(target[-1], source):
                 raise ImageRefused(f"image: a layer has {shown(member.name)} as a hard link to the "
@@ -212,9 +219,14 @@ class _Unpacking:
             os.link(target[-1], parts[-1], src_dir_fd=source, dst_dir_fd=parent,
                     follow_symlinks=False)
         except FileNotFoundError:
-            self._notes.late_links.append(("/".join(parts), "/".join(target)))
+            self._link_late(parts, target)
         finally:
             os.close(source)
+
+    def _link_late(self, parts: Parts, target: Parts) -> None:
+        self._tree.clear(self._tree.folder(parts[:-1]), parts[-1])
+        name = "/".join(target)
+        self.late["/".join(parts)] = self.late.get(name, name)
 
     def _file(self, parts: Parts, member: tarfile.TarInfo) -> None:
         parent = self._tree.folder(parts[:-1])

@@ -212,6 +212,21 @@ def test_a_path_that_is_no_image_says_what_it_is(tmp_path: Path, what: str, why:
         get(tmp_path, str(path))
 
 
+def test_a_hard_link_keeps_the_file_that_its_layer_then_replaces(tmp_path: Path) -> None:
+    image = MadeImage([
+        tar_of(entry("old", "1"), entry("moved/x", "1"), entry("same", "1"), entry("was", "1")),
+        tar_of(hard_link("kept", "old"), hard_link("again", "kept"), entry("old", "2"),
+               hard_link("renamed", "moved/x"), entry(".wh.moved"),
+               entry("was", "2"), hard_link("was", "same"),
+               hard_link("replaced", "same"), entry("replaced", "2"))])
+    found = get(tmp_path, str(image.layout(tmp_path / "layout")))
+    assert tree(found.folder) == {"again": "1", "kept": "1", "old": "2", "renamed": "1",
+                                  "replaced": "2", "same": "1", "was": "1"}
+    root = Path(found.folder)
+    assert (root / "again").samefile(root / "kept") and (root / "was").samefile(root / "same")
+    assert sorted(os.listdir(root.parent)) == ["image.json", root.name, "used"]
+
+
 def test_directories_have_the_times_of_their_entries(tmp_path: Path) -> None:
     image = MadeImage([
         tar_of(folder("a", mtime=1_000), entry("a/x"), folder("b", mtime=2_000), entry("b/gone"),
