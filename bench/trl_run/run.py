@@ -243,7 +243,8 @@ class Trained:
 def make_setting(args: argparse.Namespace) -> tuple[Setting, ThreadPoolExecutor | None]:
     """Returns the setting of the environments, and the threads of the mode `pool`."""
     cpus = tool_cpus(args.tool_cpus)
-    setting = Setting(ToolTimes(args.seed, args.scale), sys.executable, args.serial, cpus,
+    python = os.path.abspath(sys.executable)  # a sandbox may lack what stands before its `..`
+    setting = Setting(ToolTimes(args.seed, args.scale), python, args.serial, cpus,
                       backend=args.backend)
     if args.mode != "pool":
         return setting, None

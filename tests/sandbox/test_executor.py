@@ -63,6 +63,8 @@ def test_a_program_that_cannot_start_fails_with_127_or_126_as_in_a_shell(rig: Ri
         (("no-such-program",), 127, "no program 'no-such-program' in PATH"),
         (("/etc/passwd",), 126, "Permission denied"),
         (("/no/such",), 127, "No such file"),
+        (("/no/../bin/true",), 127, "not in the sandbox, so name it '/bin/true'"),
+        (("/no/../bin/no",), 127, "cannot run '/no/../bin/no': No such file or directory"),
         (("a\0b",), 126, "null"),
         (("/bin/true", "a\0b"), 126, "null"),
     ):

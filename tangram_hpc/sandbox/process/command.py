@@ -434,10 +434,20 @@ def _start(path: str, argv: list[str], env: dict[str, str], fds: tuple[int, int,
             return _spawn("/bin/sh", ["/bin/sh", path, *argv[1:]], env, fds, terminal, identity)
     except OSError as error:
         code = 127 if error.errno == errno.ENOENT else 126
-        raise Unstartable(code, f"argv: cannot run {argv[0]!r}: {error.strerror}",
+        raise Unstartable(code, f"argv: cannot run {argv[0]!r}: {error.strerror}{_elsewhere(path)}",
                           error.errno == errno.EAGAIN) from None
     except (ValueError, TypeError) as error:
         raise Unstartable(126, f"argv or env: {error}") from None
+
+
+def _elsewhere(path: str) -> str:
+    """Returns what to write instead of a path with `..` that leads over a directory which only the
+    caller's machine has, as `sys.executable` of a Python that was started as `../venv/bin/python`.
+    """
+    plain = os.path.normpath(path)
+    if ".." not in path.split("/") or os.path.exists(path) or not os.path.exists(plain):
+        return ""
+    return f"; a directory before its `..` is not in the sandbox, so name it {plain!r}"
 
 
 def _spawn(path: str, argv: list[str], env: dict[str, str], fds: tuple[int, int, int],
