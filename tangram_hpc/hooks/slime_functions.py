@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import time
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -68,33 +69,49 @@ async def _play(args: Any, sample: Any, sampling: dict[str, Any], episode: Sandb
     status = type(sample).Status
     sample.tokens = list(state.tokenizer(sample.prompt, add_special_tokens=False)["input_ids"])
     budget = int(sampling.get("max_new_tokens", args.rollout_max_response_len))
-    while sample.response_length < budget:
+    asked, headers = _asked(args, sample)
+    while True:
         if state.aborted:  # slime has enough samples, and waits for the end of the others
             sample.status = status.ABORTED
             return
         sampling["max_new_tokens"] = budget - sample.response_length
-        output = await post(url, {"input_ids": sample.tokens, "sampling_params": sampling,
-                                  "return_logprob": True})
+        output = await post(url, {**asked, "input_ids": sample.tokens,
+                                  "sampling_params": sampling}, headers=headers)
         ended = output["meta_info"]["finish_reason"]["type"]
         if ended == "abort":
             sample.status = status.ABORTED
             return
-        pairs = output["meta_info"]["output_token_logprobs"]
+        pairs = output["meta_info"].get("output_token_logprobs", [])  # missing: no token
         tokens = [pair[1] for pair in pairs]
         text = state.tokenizer.decode(tokens)
         sample.append_response_tokens(args, tokens=tokens, log_probs=[p[0] for p in pairs],
                                       trainable=True, meta_info=output["meta_info"])
         sample.response += text
+        began = time.monotonic()
         turn = EpisodeTurn("", True) if ended == "length" else await episode.act_async(text)
+        sample.non_generation_time += time.monotonic() - began
         if turn.done:
             sample.status = status.TRUNCATED if ended == "length" else status.COMPLETED
             return
         shown = f"{marks[0]}{turn.observation}{marks[1]}"
         tokens = state.tokenizer(shown, add_special_tokens=False)["input_ids"]
-        tokens = tokens[:budget - sample.response_length]
+        if sample.response_length + len(tokens) >= budget:
+            # no answer could follow; and a response's last tokens must be the engine's, since only
+            # for these it tells the experts that `--use-rollout-routing-replay` needs
+            sample.status = status.TRUNCATED
+            return
         sample.append_response_tokens(args, tokens=tokens, trainable=False)
         sample.response += shown
-    sample.status = status.TRUNCATED
+
+
+def _asked(args: Any, sample: Any) -> tuple[dict[str, Any], dict[str, str] | None]:
+    """Returns the fields and the headers of the requests of one episode, as slime's own generation
+    sends them."""
+    fields = {"return_logprob": True}
+    if getattr(args, "use_rollout_routing_replay", False):
+        fields["return_routed_experts"] = True
+    hashed = getattr(args, "router_policy", None) == "consistent_hashing" and sample.session_id
+    return fields, {"X-SMG-Routing-Key": sample.session_id} if hashed else None
 
 
 def _forget(sample: Any) -> None:
@@ -103,7 +120,8 @@ def _forget(sample: Any) -> None:
     if former is not None:
         former.close()
     sample.response, sample.response_length, sample.loss_mask = "", 0, []
-    sample.rollout_log_probs = None
+    sample.rollout_log_probs = sample.rollout_routed_experts = None
+    sample.weight_versions, sample.non_generation_time = [], 0.0
     sample.rollout_top_p_token_ids = sample.rollout_top_p_token_offsets = None
 
 

@@ -39,6 +39,7 @@ class Sample:
 
     def __init__(self, answers: list[str], label: Any = "true", ends: str = "stop") -> None:
         self.prompt, self.label, self.answers, self.ends = "a task", label, answers, ends
+        self.headers: list[Any] = []  # of the requests for this sample
         self.tokens: list[int] = []
         self.loss_mask: list[int] = []
         self.rollout_log_probs: list[float] | None = None
@@ -46,11 +47,17 @@ class Sample:
         self.rollout_top_p_token_offsets: list[int] | None = None
         self.response, self.response_length = "", 0
         self.status, self.metadata, self.remove_sample = self.Status.PENDING, {}, False
+        self.session_id, self.non_generation_time = "one", 0.0
+        self.weight_versions: list[str] = []
+        self.rollout_routed_experts: list[int] | None = None
 
     def append_response_tokens(self, args: Any, *, tokens: list[int], trainable: bool,
                                log_probs: Any = None, meta_info: Any = None) -> None:
         assert (log_probs is not None) == trainable and (meta_info is not None) == trainable
         self.tokens += tokens
+        self.weight_versions += [meta_info["weight_version"]] if meta_info else []
+        if meta_info and "routed_experts" in meta_info:
+            self.rollout_routed_experts = meta_info["routed_experts"]
         self.response_length += len(tokens)
         self.loss_mask += [int(trainable)] * len(tokens)
         self.rollout_log_probs = (self.rollout_log_probs or []) + (log_probs or [0.0] * len(tokens))
@@ -83,13 +90,18 @@ def slime_stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Sample
     list."""
     playing: dict[str, Sample] = {}
 
-    async def post(url: str, payload: dict[str, Any]) -> dict[str, Any]:
+    async def post(url: str, payload: dict[str, Any], headers: Any = None) -> dict[str, Any]:
         assert url == "http://127.0.0.1:9/generate" and payload["return_logprob"]
         sample = next(each for each in playing.values() if each.tokens == payload["input_ids"])
+        sample.headers.append(headers)
         ends = "stop" if sample.answers[1:] else sample.ends
         answer = sample.answers.pop(0)[:payload["sampling_params"]["max_new_tokens"]]
-        return {"meta_info": {"finish_reason": {"type": ends}, "output_token_logprobs": [
-            (-0.5, ord(letter)) for letter in answer]}}
+        told = {"finish_reason": {"type": ends}, "weight_version": "7"}
+        if answer:  # the engine leaves the field out where it made no token
+            told["output_token_logprobs"] = [(-0.5, ord(letter)) for letter in answer]
+        if payload.get("return_routed_experts"):  # of all tokens that came before another one
+            told["routed_experts"] = [1] * (len(sample.tokens) + len(answer) - 1)
+        return {"meta_info": told}
 
     for name, content in (
             ("slime", {}), ("slime.utils", {}), ("slime.rollout", {}),
@@ -108,9 +120,12 @@ def args(**settings: Any) -> Any:
         tangram={"timeout_s": LIMIT_S, **settings})
 
 
-def play(playing: dict[str, Sample], sample: Sample, **settings: Any) -> Sample:
+def play(playing: dict[str, Sample], sample: Sample, **options: Any) -> Sample:
+    """Plays a sample; `options` are options of slime."""
     playing[str(id(sample))] = sample
-    asyncio.run(generate(args(**settings), sample, SAMPLING))
+    given = args()
+    vars(given).update(options)
+    asyncio.run(generate(given, sample, SAMPLING))
     playing.clear()
     return sample
 
@@ -158,7 +173,8 @@ def test_the_response_never_exceeds_its_budget(cluster: LocalCluster, slime: Any
                                                monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SAMPLING, "max_new_tokens", 40)
     sample = play(slime, Sample(["<bash>seq 100</bash>", "never"]))
-    assert sample.response_length == 40 and sample.status is Sample.Status.TRUNCATED
+    assert sample.response == "<bash>seq 100</bash>" and sample.response_length == 20
+    assert sample.answers == ["never"] and sample.status is Sample.Status.TRUNCATED
     assert asyncio.run(episode_reward(args(), sample)) == 1.0
 
 
@@ -169,6 +185,37 @@ def test_how_the_router_ended_an_answer(cluster: LocalCluster, slime: Any, ends:
     assert sample.status is Sample.Status[status]
     assert asyncio.run(episode_reward(args(), sample)) == float(ends == "length")
     assert eventually(lambda: sessions_open(cluster) == 0)
+
+
+def test_an_answer_without_a_token_ends_the_episode(cluster: LocalCluster, slime: Any) -> None:
+    sample = play(slime, Sample(["<bash>true</bash>", ""]))
+    assert sample.status is Sample.Status.COMPLETED
+    assert asyncio.run(episode_reward(args(), sample)) == 1.0
+
+
+@pytest.mark.parametrize("budget", [30, 5000])
+def test_the_experts_of_all_tokens_are_known_for_routing_replay(
+        cluster: LocalCluster, slime: Any, monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
+    monkeypatch.setitem(SAMPLING, "max_new_tokens", budget)
+    sample = play(slime, Sample(["<bash>seq 9</bash>", "Done."]), use_rollout_routing_replay=True)
+    assert len(sample.rollout_routed_experts or ()) == len(sample.tokens) - 1
+    assert sample.answers == (["Done."] if budget == 30 else [])
+    sample.answers = ["Done."]
+    assert play(slime, sample).rollout_routed_experts is None
+
+
+def test_all_turns_of_an_episode_go_to_the_engine_that_has_its_cache(
+        cluster: LocalCluster, slime: Any) -> None:
+    hashed = play(slime, Sample(["<bash>true</bash>", "Done."]), router_policy="consistent_hashing")
+    assert hashed.headers == [{"X-SMG-Routing-Key": "one"}] * 2
+    assert play(slime, Sample(["Done."]), router_policy="cache_aware").headers == [None]
+
+
+def test_the_time_of_commands_is_no_generation(cluster: LocalCluster, slime: Any) -> None:
+    sample = play(slime, Sample(["<bash>sleep 0.3</bash>", "Done."]))
+    assert sample.non_generation_time >= 0.3 and sample.weight_versions == ["7", "7"]
+    sample.answers = ["Done."]
+    assert play(slime, sample).non_generation_time < 0.3 and sample.weight_versions == ["7"]
 
 
 def test_an_episode_ends_at_its_next_turn_when_slime_has_enough_samples(
