@@ -11,6 +11,7 @@ import pytest
 from helpers.service_rig import REFUSED, Rig, play
 
 from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.service import FALTERED
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.ports import OutOfDeviceMemory, ServiceDied
 from tangram_hpc.services.processes import node_copies
@@ -322,6 +323,7 @@ def test_a_batch_too_large_for_memory_is_split_and_a_too_large_call_fails() -> N
         lease = rig.call("a", method="huge")
         await rig.all(lease)
         assert rig.ends[lease].state is ActionState.OUT_OF_MEMORY
+        assert rig.ends[lease].pushed == 0  # the service is on its block, and serves the next call
         await rig.all(rig.call("a"))
         assert rig.ends[rig.lease].state is DONE
     play(scene)
@@ -334,6 +336,7 @@ def test_a_copy_that_does_not_fit_on_its_gpus_fails_its_calls_and_stays_parked()
         leases = [rig.call("a") for _ in range(2)]
         await rig.all(*leases)
         assert [rig.ends[x].state for x in leases] == [ActionState.OUT_OF_MEMORY] * 2
+        assert [rig.ends[x].pushed for x in leases] == [FALTERED] * 2  # nothing is on the block
         await rig.all(rig.call("a"))
         assert len(rig.of("load")) == 1
     play(scene)

@@ -272,7 +272,8 @@ class ServiceExecutor:
             else:
                 self._requeue(queue, batch, str(error), called)
         except OutOfDeviceMemory as error:
-            self._fail(batch, ActionState.OUT_OF_MEMORY, f"it does not fit on its GPUs: {error}")
+            self._fail(batch, ActionState.OUT_OF_MEMORY, f"it does not fit on its GPUs: {error}",
+                       0 if called else FALTERED)
         except ServiceRefused as error:
             self._fail(batch, ActionState.FAILED, str(error), FALTERED)
         finally:
