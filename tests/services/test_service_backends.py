@@ -7,6 +7,7 @@ One suite tests all adapters (`backend_rig.ADAPTERS`); tests of one adapter alon
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -335,6 +336,42 @@ def test_a_runner_that_exits_slowly_after_an_error_is_quoted_and_not_called_kill
             await ProcessBackend(load, place, 60.0).load()
         assert str(told.value) == (
             "its runner closed its socket and did not exit within 0.1 s: TypeError: a list")
+
+    asyncio.run(life())
+
+
+def test_what_a_runner_writes_is_bounded_and_its_end_is_quoted(
+        scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models warn at every call, and a copy may serve for weeks."""
+    (tmp_path / "loud_runner.py").write_text(
+        "import os, socket, sys\n"
+        "from tangram_hpc.protocol import service_frames as frames\n"
+        "here = socket.socket(fileno=int(sys.argv[1]))\n"
+        "def order():\n"
+        "    head = here.recv(frames.HEAD.size, socket.MSG_WAITALL)\n"
+        "    return here.recv(frames.size(head), socket.MSG_WAITALL)\n"
+        "def answer(done):\n"
+        "    os.write(2, b'Setting `pad_token_id`\\n' * 50_000)\n"
+        "    here.sendall(frames.frame(done))\n"
+        "order(); answer(frames.Loaded(1))\n"
+        "for _ in range(8):\n"
+        "    order(); answer(frames.CopyMoved())\n"
+        "order(); os.write(2, b'TypeError: a list\\n'); os._exit(3)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(process, "RUNNER", "loud_runner")
+    place = ServicePlace((0,), "cpu", str(scratch))
+
+    async def life() -> None:
+        copy = ProcessBackend(frames.LoadModel("/m", "causal", "float32", 9, "cpu", 1, ""), place,
+                              60.0)
+        with nothing_left(scratch):
+            await copy.load()
+            for _ in range(8):
+                await copy.park()
+                assert os.stat(f"/proc/{copy.pid}/fd/2").st_size < 2 << 20
+            with pytest.raises(ServiceDied) as told:
+                await copy.park()
+        assert str(told.value) == "its runner exited with status 3: TypeError: a list"
 
     asyncio.run(life())
 

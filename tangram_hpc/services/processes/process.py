@@ -12,6 +12,7 @@ process of its group nor file descriptor nor file remains.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import shutil
 import signal
@@ -41,6 +42,7 @@ _CLOSE_S = 10.0  # seconds that the runner may take to exit after the order; the
 _EXIT_S = 2.0
 _REAP_S = 0.005
 _TAIL = 4096  # last bytes of the runner's output, in which the last line is searched
+_LOG_MAX = 1 << 20  # bytes of that output after which only the last ones are kept
 _PREFIXES = ("CUDA_", "NVIDIA_", "NCCL_", "TORCH_", "PYTORCH_")
 _Answer = TypeVar("_Answer", bound=frames.ServiceFrame)
 
@@ -153,6 +155,8 @@ class ProcessBackend:
         try:
             os.makedirs(self._place.scratch, mode=0o700, exist_ok=True)
             self._log = tempfile.TemporaryFile(dir=self._place.scratch)  # noqa: SIM115 - nameless
+            # so that the runner writes to the file's end wherever that is, see `_shorten_log`
+            fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)
             self._process = subprocess.Popen(
                 module_command(RUNNER, str(there.fileno()), str(os.getpid())),
                 env=_environment(self._place), cwd=self._place.scratch, stdin=subprocess.DEVNULL,
@@ -183,6 +187,7 @@ class ProcessBackend:
             raise
         finally:
             self._waiting = None
+        self._shorten_log()
         if isinstance(answer, frames.NoRoom):
             raise OutOfDeviceMemory(answer.text)
         if isinstance(answer, frames.ModelRefused):
@@ -226,14 +231,27 @@ class ProcessBackend:
         if status < 0 and not killed:
             name = signal.Signals(-status).name if -status in set(signal.Signals) else "unknown"
             return f"its runner was ended by signal {-status} ({name})"
-        assert self._log is not None
-        end = self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, end - _TAIL))
-        lines = self._log.read().decode(errors="replace").split("\n")
+        lines = self._log_tail().decode(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         how = (f"its runner closed its socket and did not exit within {_EXIT_S:g} s" if killed
                else f"its runner exited with status {status}")
         return how + (f": {last}" if last else "")
+
+    def _log_tail(self) -> bytes:
+        assert self._log is not None
+        file = self._log.fileno()
+        return os.pread(file, _TAIL, max(0, os.fstat(file).st_size - _TAIL))
+
+    def _shorten_log(self) -> None:
+        """Drops a long log but for its end. Models warn at every call, and a copy may serve for
+        weeks.
+        """
+        assert self._log is not None
+        file = self._log.fileno()
+        if os.fstat(file).st_size > _LOG_MAX:
+            tail = self._log_tail()
+            os.ftruncate(file, 0)
+            os.write(file, tail)
 
     def _remove_files(self) -> None:
         if self._log is not None:
