@@ -78,6 +78,22 @@ def test_a_changed_bit_is_an_error_wherever_it_is() -> None:
         assert read == b"", f"bit {at} was changed and nobody noticed"  # an incomplete record
 
 
+@pytest.mark.parametrize("sent", [b"", b"the last words"])
+def test_a_peer_that_ends_the_encryption_is_an_error_behind_its_last_words(sent: bytes) -> None:
+    ours, theirs = met()
+    end = ours.seal([sent])
+    with suppress(ssl.SSLWantReadError):
+        ours._tls.unwrap()
+    end += ours.seal([])
+    if sent:
+        assert theirs.open(end) == sent
+        end = b""
+    with pytest.raises(ConnectionResetError, match="ended the encryption"):
+        theirs.open(end)
+    with pytest.raises(ConnectionResetError, match="ended the encryption"):
+        theirs.read_into(memoryview(bytearray(10)))
+
+
 # ---- broker, clients and workers -----------------------------------------------------------------
 
 
@@ -191,6 +207,20 @@ def test_a_broker_that_encrypts_talks_to_nobody_who_does_not(cluster: LocalClust
             pytest.raises((ssl.SSLError, ConnectionError)):
         older.wrap_socket(sock)
     assert cluster.submit(pow, 2, 2).result(30) == 4
+
+
+@needs_network
+@pytest.mark.attack("network", "broker")
+def test_a_stranger_that_ends_the_encryption_stops_nothing(cluster: LocalCluster) -> None:
+    """As `curl`, `openssl s_client` and port scanners do, before they hang up."""
+    host, port, _ = by_network(cluster.access)
+    with socket.create_connection((host, port), timeout=30) as sock, \
+            dialling_context().wrap_socket(sock) as encrypted:
+        assert encrypted.recv(len(auth.MAGIC)) == auth.MAGIC
+        encrypted.settimeout(0.5)
+        with suppress(OSError):
+            encrypted.unwrap()  # sends `close_notify`
+        assert cluster.submit(pow, 2, 2).result(30) == 4
 
 
 @needs_network

@@ -82,14 +82,16 @@ class Encryption:
         is incomplete.
 
         Raises:
-            OSError: the bytes were changed on their way.
+            OSError: the bytes were changed on their way, or the peer has ended the encryption.
         """
         parts: list[bytes] = []
         with self._lock:
             self._received.write(received)
             with suppress(ssl.SSLWantReadError):
-                while True:
-                    parts.append(self._tls.read(RECEIVE))
+                while data := self._tls.read(RECEIVE):
+                    parts.append(data)
+                if not parts:
+                    raise _ended()
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def feed(self, received: bytes) -> None:
@@ -107,11 +109,20 @@ class Encryption:
         """Reads into `view`, and returns how many bytes; 0 if more has to be received first.
 
         Raises:
-            OSError: the received bytes were changed on their way.
+            OSError: the received bytes were changed on their way, or the peer has ended the
+                encryption.
         """
         with self._lock, suppress(ssl.SSLWantReadError):
-            return int(self._tls.read(len(view), view))
+            if not (got := self._tls.read(len(view), view)) and len(view):
+                raise _ended()
+            return int(got)
         return 0
+
+
+def _ended() -> OSError:
+    """Makes the error for TLS's `close_notify`, which no peer of ours sends. Every later read finds
+    the end too, so whoever reads on would never wait for bytes again."""
+    return ConnectionResetError(0, "the peer ended the encryption")
 
 
 def _joined(buffers: Iterable[Buffer]) -> list[Buffer]:
