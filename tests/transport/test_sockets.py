@@ -29,7 +29,8 @@ from tangram_hpc.protocol.frame import Inbox, Outbox
 from tangram_hpc.storage.access import read_access, worker_file, write_access
 from tangram_hpc.transport.socket import asyncsock, bulk_socket
 from tangram_hpc.transport.socket.channel import SocketChannel
-from tangram_hpc.transport.socket.dial import dial
+from tangram_hpc.transport.socket.dial import dial, prove
+from tangram_hpc.transport.socket.socket_connection import SocketConnection
 
 
 @pytest.fixture(scope="module")
@@ -163,15 +164,19 @@ def test_a_silent_peer_is_dropped(cluster: LocalCluster) -> None:
         assert sock.recv(1) == b""  # after HANDSHAKE_S, and not before it proved anything
 
 
-def _crowd(port: int, door: str) -> None:
-    """Three unproven connections are allowed: of five silent ones the oldest two are closed, and a
-    peer with the key gets in at once."""
+def _crowd(port: int, door: str, reset: bool) -> None:
+    """Three unproven connections are allowed: of five silent ones the oldest two are reset, or
+    closed, and a peer with the key gets in at once."""
     crowd = []
     for _ in range(5):
         crowd.append(socket.create_connection(("127.0.0.1", port), timeout=30))
         assert crowd[-1].recv(auth.GREETING).startswith(auth.MAGIC)  # so it is being greeted
     for peer in crowd[:2]:
-        assert peer.recv(1) == b""
+        if reset:
+            with pytest.raises(ConnectionResetError):
+                peer.recv(1)
+        else:
+            assert peer.recv(1) == b""
     dial((door,), b"k" * 32, "job").close()
     assert select.select(crowd[3:], [], [], 0)[0] == []  # two of these were left where they were
     for peer in crowd:
@@ -188,8 +193,32 @@ def test_unproven_peers_do_not_block_a_peer_with_the_key(monkeypatch: pytest.Mon
         port = sock.getsockname()[1]
         let_in: list[object] = []
         listener = asyncsock.Listener(sock, b"k" * 32, "job", let_in.append)
-        await asyncio.to_thread(_crowd, port, f"tcp:127.0.0.1:{port}")
+        await asyncio.to_thread(_crowd, port, f"tcp:127.0.0.1:{port}", True)
         await _until(lambda: let_in)
+        listener.close()
+
+    asyncio.run(serve())
+
+
+def test_a_peer_that_made_room_for_others_is_not_told_that_its_key_is_wrong(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """It dials again then, as the ranks of a large job do that all connect at once."""
+    monkeypatch.setattr(asyncsock, "unproven_max", lambda: 3)
+
+    def dropped(port: int) -> None:
+        ours, *others = (socket.create_connection(("127.0.0.1", port), timeout=30)
+                         for _ in range(6))
+        for other in others[2:]:
+            other.recv(auth.GREETING)  # so those before it have been dropped
+        with pytest.raises(ConnectionResetError):
+            prove(SocketConnection(ours), b"k" * 32, "job")
+        for each in (ours, *others):
+            each.close()
+
+    async def serve() -> None:
+        sock = asyncsock.listen_tcp("127.0.0.1")
+        listener = asyncsock.Listener(sock, b"k" * 32, "job", lambda link: None)
+        await asyncio.to_thread(dropped, sock.getsockname()[1])
         listener.close()
 
     asyncio.run(serve())
@@ -205,7 +234,7 @@ def test_unproven_peers_do_not_block_a_peer_at_a_bulk_listener(
     monkeypatch.setattr(bulk_socket, "unproven_max", lambda: 3)
     let_in = threading.Event()
     listener = bulk_socket.BulkListener("127.0.0.1", b"k" * 32, "job", lambda link: let_in.set())
-    _crowd(int(listener.address.rsplit(":", 1)[1]), listener.address)
+    _crowd(int(listener.address.rsplit(":", 1)[1]), listener.address, False)
     assert let_in.wait(30)
     listener.close()
 

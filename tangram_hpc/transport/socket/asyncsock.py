@@ -4,7 +4,8 @@ No listener is without authentication, and a TCP connection is encrypted before 
 (`encryption.py`). A peer that has not proven a key of the job within `HANDSHAKE_S` is dropped
 before any frame is read, and a Unix peer must be the same user. Which key it was says what the peer
 may be. If too many peers are still in the handshake, the oldest is dropped: peers without the key
-must not take the file descriptors of peers with it.
+must not take the file descriptors of peers with it. Over TCP its connection is reset, and not
+closed as after a wrong key, so that a peer with the key dials again.
 
 Frames are written with one gathering system call, and payloads are read without a copy.
 """
@@ -282,6 +283,8 @@ class Listener:
         except (OSError, TangramError, asyncio.TimeoutError, asyncio.CancelledError) as error:
             if why := _why_refused(error):
                 self._on_refused(name, why)
+            if isinstance(error, asyncio.CancelledError):
+                _reset_at_close(peer)
             peer.close()  # an unproven peer gets no answer
             return
         tune(peer)
@@ -350,6 +353,12 @@ def _why_refused(error: BaseException) -> str:
     if isinstance(error, ssl.SSLError):
         return f"it does not speak TLS 1.3 as a peer does ({error.reason or error})"
     return str(error) if isinstance(error, TangramError) else ""
+
+
+def _reset_at_close(peer: socket.socket) -> None:
+    """Lets the close of a TCP connection reset it, which its dialling side tells from a refusal."""
+    with suppress(OSError):  # the peer is gone
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def _check_same_user(peer: socket.socket) -> None:

@@ -13,7 +13,6 @@ import re
 import socket
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from ...errors import AccessError, BrokerUnreachable, InvalidInput
@@ -148,7 +147,8 @@ def prove(connection: SocketConnection, key: bytes, job: str) -> None:
 
     Raises:
         AccessError: The other side is not a broker of this job with this key.
-        OSError: The connection broke or timed out.
+        OSError: The connection broke or timed out; or the broker has reset it, because too many
+            peers were in the handshake.
     """
     greeting = _exactly(connection, auth.GREETING, "it is not a tangram broker")
     if greeting[: len(auth.MAGIC)] != auth.MAGIC:
@@ -163,10 +163,7 @@ def prove(connection: SocketConnection, key: bytes, job: str) -> None:
 def _exactly(connection: SocketConnection, size: int, refused: str) -> bytes:
     data, at = bytearray(size), 0
     while at < size:
-        got = 0
-        with suppress(ConnectionResetError):
-            got = connection.receive_into(memoryview(data)[at:])
-        if not got:
+        if not (got := connection.receive_into(memoryview(data)[at:])):
             raise AccessError(f"the broker closed the connection: {refused}")
         at += got
     return bytes(data)
