@@ -31,8 +31,8 @@ class Satellite(SettingsTable):
     nodes: int = Field(1, ge=1, le=1024, description="nodes of one satellite, which are given back "
                                                      "together")
     cpus: int = Field(ge=1, le=4096, description="CPUs to request and to lend on each node")
-    mem_mib: int = Field(0, ge=0, description="memory to request on each node in MiB; 0: the "
-                                              "site's default")
+    mem_mib: int = Field(0, ge=0, le=1 << 40,
+                         description="memory to request on each node in MiB; 0: the site's default")
     gpus: int = Field(0, ge=0, le=64, description="GPUs to request on each node")
     gres: str = Field("", description="Slurm's GRES for the GPUs; empty: gpu:N")
     time_min: float = Field(60.0, ge=1, le=43200, description="time limit in minutes; all of it "
@@ -47,29 +47,37 @@ class ElasticSettings(SettingsTable):
 
     max_nodes: int = Field(0, ge=0, le=4096, description="largest number of satellite nodes at the "
                                                          "same time, requested ones included")
-    max_core_hours: float = Field(0.0, ge=0, description="core-hours that all satellites together "
-                                                         "may use; a running satellite counts with "
-                                                         "its whole time limit")
-    idle_release_s: float = Field(120.0, ge=0, description="idle seconds after which an allocation "
-                                                           "is given back; 0: never")
+    max_core_hours: float = Field(
+        0.0, ge=0, le=1e9, description="core-hours that all satellites together may use; a running "
+                                       "satellite counts with its whole time limit")
+    idle_release_s: float = Field(
+        120.0, ge=0, le=1e9, description="idle seconds after which an allocation is given back; 0: "
+                                         "never")
     give_back: Literal["satellites", "all"] = Field(
         "satellites", description="which idle nodes are given back; satellites: those that the "
                                   "broker requested; all: also het components and satellites that "
                                   "you submitted")
-    min_nodes: int = Field(1, ge=1, description="nodes that are kept even if they are idle")
-    target_s: float = Field(60.0, ge=1, description="seconds within which the queue should drain")
-    grow_after_s: float = Field(10.0, ge=0, description="nodes are requested when the queue could "
-                                                        "not drain in time for so many seconds")
-    arrive_s: float = Field(30.0, ge=0, description="expected seconds from a request to its "
-                                                    "worker, until they have been measured")
-    patience_s: float = Field(600.0, ge=1, description="waiting seconds after which a request is "
-                                                       "withdrawn in favour of another kind")
-    join_s: float = Field(120.0, ge=1, description="seconds after which a running satellite "
-                                                   "without a worker is given up")
-    backoff_s: float = Field(60.0, ge=1, description="seconds without requests of a kind after a "
-                                                     "rejection; doubled after each further one")
-    backoff_max_s: float = Field(3600.0, ge=1, description="upper bound of the pause "
-                                                           "`backoff_s` in seconds")
+    min_nodes: int = Field(1, ge=1, le=1 << 20,
+                           description="nodes that are kept even if they are idle")
+    target_s: float = Field(60.0, ge=1, le=1e9,
+                            description="seconds within which the queue should drain")
+    grow_after_s: float = Field(
+        10.0, ge=0, le=1e9, description="nodes are requested when the queue could not drain in "
+                                        "time for so many seconds")
+    arrive_s: float = Field(
+        30.0, ge=0, le=1e9, description="expected seconds from a request to its worker, until they "
+                                        "have been measured")
+    patience_s: float = Field(
+        600.0, ge=1, le=1e9, description="waiting seconds after which a request is withdrawn in "
+                                         "favour of another kind")
+    join_s: float = Field(
+        120.0, ge=1, le=1e9, description="seconds after which a running satellite without a worker "
+                                         "is given up")
+    backoff_s: float = Field(
+        60.0, ge=1, le=1e9, description="seconds without requests of a kind after a rejection; "
+                                        "doubled after each further one")
+    backoff_max_s: float = Field(
+        3600.0, ge=1, le=1e9, description="upper bound of the pause `backoff_s` in seconds")
     asks_max: int = Field(4, ge=1, le=8, description="largest number of satellites requested "
                                                      "at once; the broker makes at most 8 Slurm "
                                                      "calls at the same time")

@@ -45,6 +45,9 @@ ENV_PREFIX = "TANGRAM_"
 FILE = "tangram.toml"
 SITE_FILE = Path("/etc/tangram") / FILE
 _KIND = "config file"
+# A larger amount is a slip of the pen, and the messages between broker and worker carry none.
+_MIB_MAX = 1 << 40
+_END_MAX_S = 4_000_000_000  # as an end since the epoch, the year 2096
 
 
 class Config(SettingsTable):
@@ -70,9 +73,9 @@ class Config(SettingsTable):
                                           "when it joins")
     end: str = Field("", description="end of the allocation that a worker lends from, if Slurm "
                                      "does not tell it: seconds since the epoch, or +SECONDS")
-    once_mib: int = Field(1024, ge=1, description="MiB that may be kept for a requeue of actions "
-                                                  "with an idempotency key: their requests and "
-                                                  "results")
+    once_mib: int = Field(1024, ge=1, le=_MIB_MAX,
+                          description="MiB that may be kept for a requeue of actions with an "
+                                      "idempotency key: their requests and results")
     kill_wait_s: float = Field(2.0, ge=0, le=600, description="seconds between SIGTERM and SIGKILL")
     output_max: int = Field(1 << 20, ge=1024, le=1 << 30, description="bytes that are kept of each "
                                                                       "output stream")
@@ -91,8 +94,8 @@ class Config(SettingsTable):
                            "change them")
     cpus: int = Field(0, ge=0, le=65536, description="CPUs that a worker lends; 0: all that it may "
                                                      "use")
-    mem_mib: int = Field(0, ge=0, description="memory that a worker lends in MiB; 0: what the job "
-                                              "has")
+    mem_mib: int = Field(0, ge=0, le=_MIB_MAX,
+                         description="memory that a worker lends in MiB; 0: what the job has")
     mem_overcommit: float = Field(
         1.0, ge=1, le=16, description="factor on the memory that a worker lends: sessions may "
                                       "declare more than the node has, as most never use it all")
@@ -101,9 +104,9 @@ class Config(SettingsTable):
                         "node has; none: no device; cpu:N or fake:N: N stand-ins (without :N as "
                         "many as Slurm gave)")
     weights_cache_mib: int = Field(
-        -1, ge=-1, description="memory of each GPU in MiB that weights may take while services are "
-                               "parked, until it is needed; -1: half of the GPU, and none on "
-                               "stand-ins; 0: none")
+        -1, ge=-1, le=_MIB_MAX,
+        description="memory of each GPU in MiB that weights may take while services are parked, "
+                    "until it is needed; -1: half of the GPU, and none on stand-ins; 0: none")
     logs_mib: int = Field(0, ge=0, le=1 << 20,
                           description="MiB of the output of commands that each node keeps in the "
                                       "job's folder for `tangram logs`; the oldest is removed "
@@ -111,8 +114,9 @@ class Config(SettingsTable):
     logs_s: float = Field(0.0, ge=0, le=1e9,
                           description="seconds after which kept output is removed while the job "
                                       "runs; 0: only as `logs_mib` says")
-    disk_mib: int = Field(10240, ge=0, description="disk quota in MiB of a session that declares "
-                                                   "none; 0: no limit")
+    disk_mib: int = Field(10240, ge=0, le=_MIB_MAX,
+                          description="disk quota in MiB of a session that declares none; 0: no "
+                                      "limit")
     session_pids: int = Field(1024, ge=16, le=1 << 22, description="largest number of processes in "
                                                                    "a sandbox")
     starts_max: int = Field(0, ge=0, le=4096,
@@ -133,16 +137,18 @@ class Config(SettingsTable):
     snapshots_max: int = Field(256, ge=1, le=1 << 16,
                                description="snapshots of sessions that a node keeps; beyond it "
                                            "those that were used least recently are removed")
-    snapshots_mib: int = Field(32768, ge=1, description="MiB that the snapshots of a node may take")
+    snapshots_mib: int = Field(32768, ge=1, le=_MIB_MAX,
+                               description="MiB that the snapshots of a node may take")
     snapshot_idle_s: float = Field(86400.0, ge=0, le=1e9,
                                    description="seconds after which a snapshot is removed that no "
                                                "session began from; 0: never")
     image_store: str = Field("", description="node-local folder of unpacked images; it stays after "
                                              "the job, and may hold $NAME; empty: in the "
                                              "worker's scratch folder, and gone with it")
-    image_store_mib: int = Field(0, ge=0, description="MiB that `image_store` may hold; beyond it "
-                                                      "the images that were used least recently "
-                                                      "are removed; 0: no limit")
+    image_store_mib: int = Field(0, ge=0, le=_MIB_MAX,
+                                 description="MiB that `image_store` may hold; beyond it the "
+                                             "images that were used least recently are removed; "
+                                             "0: no limit")
     image_shares: tuple[str, ...] = Field(
         (), description="folders with images on a shared file system that are read before a "
                         "registry is asked, see `tangram image publish`")
@@ -204,8 +210,9 @@ class Config(SettingsTable):
     @field_validator("end")
     @classmethod
     def _known_end(cls, value: str) -> str:
-        if not re.fullmatch(r"|\+?[1-9]\d{0,10}", value):
-            raise ValueError("must be empty, seconds since the epoch, or + and seconds from now")
+        if not re.fullmatch(r"|\+?[1-9]\d{0,10}", value) or int(value or 0) > _END_MAX_S:
+            raise ValueError("must be empty, seconds since the epoch, or + and seconds from now, "
+                             f"at most {_END_MAX_S}")
         return value
 
     @field_validator("books")

@@ -44,6 +44,10 @@ def test_command_line_beats_environment_beats_settings_file(tmp_path: Path) -> N
         ('devices = "gpu"', {}, r"`devices` .*tangram.toml.*empty, none, cpu"),
         ("", {"TANGRAM_CPUS": "many"}, r"`cpus` \(TANGRAM_CPUS\).*'many'"),
         ("grace_s = ", {}, r"config file .*tangram.toml"),
+        ("", {"TANGRAM_END": "99999999999"}, r"`end` \(TANGRAM_END\).*at most 4000000000"),
+        *((f"{name} = 99999999999999999999", {}, rf"`{name}` .*less than or equal to 1099511627776")
+          for name in ("once_mib", "mem_mib", "weights_cache_mib", "disk_mib", "snapshots_mib",
+                       "image_store_mib")),
         ("cpus = true", {}, r"`cpus` .*tangram.toml.*must be a number"),
         ("grace_s = false", {}, r"`grace_s` .*must be a number"),
         ('ports = "7000-6000"', {}, r"`ports` .*first and the last of a range.*'7000-6000'"),
@@ -63,6 +67,9 @@ def test_a_wrong_setting_is_refused_in_one_line(
 
 @pytest.mark.parametrize(("check", "told"), [
     (lambda: elastic({"max_nodes": True}), r"elastic.max_nodes`: must be a number"),
+    *((lambda name=name: elastic({name: 1e308}), rf"elastic.{name}`: .*less than or equal to")
+      for name in ("max_core_hours", "idle_release_s", "target_s", "grow_after_s", "arrive_s",
+                   "patience_s", "join_s", "backoff_s", "backoff_max_s")),
     (lambda: tenant_spec("a", {"shares": True}), "tenant a: shares: must be a number"),
     (lambda: service_spec("rm", {"backend": "fake", "batch": True}), "batch: must be a number"),
     (lambda: service_spec("rm", {"backend": "fake", "degrees": [True]}), "degrees: must be a numb"),
