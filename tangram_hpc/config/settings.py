@@ -365,7 +365,7 @@ def read_toml(path: Path, what: str = _KIND) -> dict[str, Any]:
         InvalidInput: the file cannot be read or is not TOML; one line.
     """
     try:
-        return _parsed(path.read_text(), path, what)
+        return _parsed(path.read_text(encoding="utf-8"), path, what)
     except OSError as error:
         raise InvalidInput(f"{what} {path}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -374,7 +374,8 @@ def read_toml(path: Path, what: str = _KIND) -> dict[str, Any]:
 
 def _parsed(text: str, path: Path, what: str) -> dict[str, Any]:
     try:
-        table: dict[str, Any] = tomllib.loads(text)
+        # some editors begin a file with a byte order mark, which tomllib does not take
+        table: dict[str, Any] = tomllib.loads(text.removeprefix("\ufeff"))
         return table
     except (ValueError, RecursionError) as error:  # a number too long, too deep a table
         raise InvalidInput(f"{what} {path}: {error}") from None

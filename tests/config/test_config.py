@@ -95,6 +95,12 @@ def test_the_folders_of_a_service_may_begin_with_the_home_folder(
     assert (options.model, options.fresh) == ("/home/ann/lm", "/home/ann/fresh")
 
 
+def test_a_settings_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    file = tmp_path / "tangram.toml"
+    file.write_bytes(b'\xef\xbb\xbfplacer = "fcfs:2"\r\n')
+    assert load_config({"TANGRAM_CONFIG": str(file)}).placer == "fcfs:2"
+
+
 def test_lists_come_from_the_environment_as_text(tmp_path: Path) -> None:
     file = tmp_path / "tangram.toml"
     file.write_text('read_paths = ["/a", "/b"]\nmem_overcommit = 1.5\n')
