@@ -18,8 +18,10 @@ that names the field, the source and the remedy.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -295,6 +297,7 @@ def gather(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = Non
             take(path, _parsed(text, path, _KIND))
     named = environ.get("TANGRAM_CONFIG")
     if named:
+        _refuse_pipe(Path(named))
         take(Path(named), read_toml(Path(named)))
     for name, text in environ.items():
         key = name.removeprefix(ENV_PREFIX)
@@ -319,6 +322,16 @@ def user_file(environ: Mapping[str, str]) -> Path:
     if not base.startswith("/"):  # unset, or a relative path; the XDG standard says to ignore both
         base = str(_home(environ) / ".config")
     return Path(base) / "tangram" / FILE
+
+
+def _refuse_pipe(path: Path) -> None:
+    """Refuses a pipe, such as a shell's `<(...)`: its second reader finds it empty, which is a file
+    without settings, and all processes of a job read the file.
+    """
+    with contextlib.suppress(OSError):  # its reader says what is wrong
+        if stat.S_ISFIFO(os.stat(path).st_mode):
+            raise InvalidInput(f"{_KIND} {path}: it is a pipe, which can be read only once; write "
+                               "the settings into a file")
 
 
 def _home(environ: Mapping[str, str]) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from math import inf
 from pathlib import Path
@@ -99,6 +100,12 @@ def test_a_settings_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> Non
     file = tmp_path / "tangram.toml"
     file.write_bytes(b'\xef\xbb\xbfplacer = "fcfs:2"\r\n')
     assert load_config({"TANGRAM_CONFIG": str(file)}).placer == "fcfs:2"
+
+
+def test_a_pipe_is_refused_as_a_settings_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InvalidInput, match="pipe: it is a pipe, which can be read only once"):
+        load_config({"TANGRAM_CONFIG": str(tmp_path / "pipe")})
 
 
 def test_lists_come_from_the_environment_as_text(tmp_path: Path) -> None:
