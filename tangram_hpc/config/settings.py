@@ -19,6 +19,7 @@ that names the field, the source and the remedy.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import re
 import stat
@@ -350,7 +351,7 @@ def load_config(environ: Mapping[str, str], overrides: Mapping[str, Any] | None 
         environ: the environment.
         overrides: values from the command line, which win unless they are None.
         say: whether to warn on stderr about a `tangram.toml` of the current directory that is not
-            read; False where another process of the same job warns.
+            read, and about misspelt variables; False where another process of the same job warns.
 
     Raises:
         InvalidInput: a field is unknown or wrong, or a file is refused; one line.
@@ -358,7 +359,26 @@ def load_config(environ: Mapping[str, str], overrides: Mapping[str, Any] | None 
     found = gather(environ, overrides)
     if say and found.ignored is not None:
         print(f"tangram: warning: {ignored_line(found.ignored, environ)}", file=sys.stderr)
+    for line in misspelt_variables(environ) if say else ():
+        print(f"tangram: warning: {line}", file=sys.stderr)
     return checked(found)
+
+
+def misspelt_variables(environ: Mapping[str, str]) -> list[str]:
+    """Returns a line about each variable that has nearly the name of a setting, and is none.
+
+    Variables that resemble no setting may be somebody else's.
+    """
+    lines = []
+    for name in environ:
+        key = name.removeprefix(ENV_PREFIX)
+        if not name.startswith(ENV_PREFIX) or key in _NOT_SETTINGS:
+            continue
+        near = difflib.get_close_matches(key.lower(), Config.model_fields, n=1, cutoff=0.8)
+        if near and key.lower() not in Config.model_fields:
+            lines.append(f"{name} is not a setting and has no effect; did you mean "
+                         f"{ENV_PREFIX}{near[0].upper()}?")
+    return lines
 
 
 def ignored_line(path: Path, environ: Mapping[str, str]) -> str:

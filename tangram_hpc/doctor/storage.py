@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..config.settings import gather, ignored_line
+from ..config.settings import gather, ignored_line, misspelt_variables
 from ..storage.access import NAME as ACCESS
 from ..storage.rundir import tangram_home
 from .check import MACHINE, CheckContext, CheckSpec, Finding, fail, ok, skip, warn
@@ -284,6 +284,9 @@ def settings(context: CheckContext) -> Finding:
     sources = "; ".join([*map(str, found.files), *([", ".join(own)] if own else [])])
     if found.ignored is not None:
         return warn(sources or "all are the defaults", ignored_line(found.ignored, context.environ))
+    misspelt = misspelt_variables(context.environ)
+    if misspelt:
+        return warn(sources, "; ".join(misspelt))
     return ok(sources) if sources else skip("all are the defaults")
 
 

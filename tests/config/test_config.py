@@ -108,6 +108,20 @@ def test_a_pipe_is_refused_as_a_settings_file(tmp_path: Path) -> None:
         load_config({"TANGRAM_CONFIG": str(tmp_path / "pipe")})
 
 
+def test_a_variable_with_nearly_the_name_of_a_setting_is_told(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+        ) -> None:
+    monkeypatch.chdir(tmp_path)
+    environ = {"HOME": str(tmp_path), "TANGRAM_GRACE": "5", "TANGRAM_CPUS_MAX": "4",
+               "TANGRAM_CPUS_FILE": "/f", "TANGRAM_JOIN_S": "9", "TANGRAM_SCRATCH_JOB": "7",
+               "TANGRAM_TEAM": "blue"}
+    load_config(environ)
+    assert capsys.readouterr().err == ("tangram: warning: TANGRAM_GRACE is not a setting and has "
+                                       "no effect; did you mean TANGRAM_GRACE_S?\n")
+    load_config(environ, say=False)
+    assert capsys.readouterr().err == ""
+
+
 def test_lists_come_from_the_environment_as_text(tmp_path: Path) -> None:
     file = tmp_path / "tangram.toml"
     file.write_text('read_paths = ["/a", "/b"]\nmem_overcommit = 1.5\n')
