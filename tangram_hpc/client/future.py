@@ -363,12 +363,13 @@ def as_completed(futures: Iterable[Future], timeout: float | None = None) -> Ite
         timeout: the longest wait for all of them, in seconds; None for no limit.
 
     Raises:
+        InvalidInput: one of them is not a future.
         TimeoutError: not all of them ended in time.
     """
     # That of the standard library holds the locks of all futures for a moment; after a ^C in it,
     # those that it had taken by then are never free again, and the client's thread waits for them.
     until = None if timeout is None else time.monotonic() + timeout
-    waiting, ended = dict.fromkeys(futures), queue.SimpleQueue[Any]()
+    waiting, ended = dict.fromkeys(_only_futures(futures)), queue.SimpleQueue[Any]()
     del futures  # it may hold the results, which the caller may be done with
     count, hear = len(waiting), ended.put
     try:
@@ -389,6 +390,14 @@ def as_completed(futures: Iterable[Future], timeout: float | None = None) -> Ite
     finally:
         for each in waiting:
             _hear_no_more(each, hear)
+
+
+def _only_futures(futures: Iterable[Future]) -> Iterator[Future]:
+    for each in futures:
+        if not isinstance(each, concurrent.futures.Future):
+            raise InvalidInput(f"futures: {each!r:.60} is not a future; give what `submit`, `exec` "
+                               "and the like return, before `.result()`")
+        yield each
 
 
 def _hear_no_more(future: Future, callback: Callable[..., object]) -> None:

@@ -25,7 +25,7 @@ from tangram_hpc.client.results import Pending, conclude
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.errors import TangramError
+from tangram_hpc.errors import InvalidInput, TangramError
 from tangram_hpc.protocol import message as ms
 from tangram_hpc.protocol import payload as pl
 
@@ -155,6 +155,11 @@ def calls_of_as_completed_async(count: int) -> int:
         sys.setprofile(None)
     assert ended == futures
     return calls
+
+
+def test_as_completed_refuses_what_is_not_a_future() -> None:
+    with pytest.raises(InvalidInput, match="futures: 1 is not a future; give what `submit`"):
+        list(as_completed([1]))  # type: ignore[list-item]
 
 
 def test_as_completed_async_does_the_same_for_each_future_however_many_there_are() -> None:
