@@ -236,8 +236,8 @@ def in_unit(field: Field, text: str, unit: str) -> str:
     return re.sub(r"(\d+)([KM])(?=,|$)", converted, text) if field.name in _AMOUNTS else text
 
 
-def choose_fields(text: str, among: Sequence[Field] = FIELDS, listed_by: str = "tangram acct -e"
-                  ) -> list[tuple[Field, int]]:
+def choose_fields(text: str, among: Sequence[Field] = FIELDS, listed_by: str = "tangram acct -e",
+                  source: str = "--format") -> list[tuple[Field, int]]:
     """Returns the columns of a format such as `JobID%20,State`, with their widths.
 
     A width below 0 aligns left.
@@ -246,6 +246,7 @@ def choose_fields(text: str, among: Sequence[Field] = FIELDS, listed_by: str = "
         text: the format.
         among: the columns that there are.
         listed_by: the command that lists them.
+        source: where the format was written, for an error.
 
     Raises:
         InvalidInput: a column is not known, or a width is not a number.
@@ -255,11 +256,11 @@ def choose_fields(text: str, among: Sequence[Field] = FIELDS, listed_by: str = "
         name, _, width = part.strip().partition("%")
         known = by_name.get(name.lower())
         if known is None:
-            raise InvalidInput(f"--format: {name!r} is not a column; see `{listed_by}`")
+            raise InvalidInput(f"{source}: {name!r} is not a column; see `{listed_by}`")
         try:
             chosen.append((known, int(width) if width else known.width))
         except ValueError:
-            raise InvalidInput(f"--format: {part!r}: the width is not a number") from None
+            raise InvalidInput(f"{source}: {part!r}: the width is not a number") from None
     return chosen
 
 

@@ -371,3 +371,12 @@ def test_the_pictures_in_the_documents_have_todays_headings(job: dict[str, Any],
         shown = html.unescape((pictures / f"{name}.svg").read_text()).replace("\xa0", " ")
         for line in lines:
             assert line.strip() in shown, "run: python docs/pictures/screens.py"
+
+
+def test_a_wrong_column_is_told_with_the_place_that_it_was_written_in(
+        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("TANGRAM_ACCT_FORMAT", "JobID,Colour")
+    assert main(["acct"]) == 2
+    assert "TANGRAM_ACCT_FORMAT: 'Colour' is not a column" in capsys.readouterr().err
+    assert main(["acct", "-o", "Colour"]) == 2
+    assert "--format: 'Colour' is not a column" in capsys.readouterr().err

@@ -245,12 +245,13 @@ def _columns(args: argparse.Namespace) -> list[tuple[Field, int]]:
 
     if args.by:
         return choose_fields(args.format or ROLL_UP_DEFAULT, ROLL_UP_FIELDS)
-    usual = OF_JOBS if args.allocations else os.environ.get("TANGRAM_ACCT_FORMAT") or DEFAULT
-    if args.brief:
-        usual = BRIEF
-    if args.long:
-        usual = ",".join(f.name for f in FIELDS)
-    return choose_fields(args.format or usual)
+    if args.format or args.brief or args.long or args.allocations:
+        usual = BRIEF if args.brief else OF_JOBS
+        if args.long:
+            usual = ",".join(f.name for f in FIELDS)
+        return choose_fields(args.format or usual)
+    return choose_fields(os.environ.get("TANGRAM_ACCT_FORMAT") or DEFAULT,
+                         source="TANGRAM_ACCT_FORMAT")
 
 
 def _of_one_job(args: argparse.Namespace) -> int:
