@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
+from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -117,12 +119,14 @@ def send(found: Iterable[Any], endpoint: str) -> int:
         TangramError: the collector did not take a batch.
     """
     try:
+        import requests
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import SpanExportResult
     except ImportError:
         raise MissingExtra("export: spans need OpenTelemetry's exporter: "
                            f"{how_to_install('export')}") from None
-    exporter: Any = OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces" if endpoint else None)
+    exporter: Any = OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces" if endpoint else None,
+                                     session=_watched(requests.Session()))
     sent, rest, said = 0, iter(found), _LastWords()
     logging.getLogger("opentelemetry").addHandler(said)
     try:
@@ -138,13 +142,39 @@ def send(found: Iterable[Any], endpoint: str) -> int:
     return sent
 
 
+def _watched(session: Any) -> Any:
+    """Returns the session, which now refuses redirects; None where OpenTelemetry's own variables
+    name another one.
+
+    The exporter takes each status below 400 for success: at a collector that redirects, as from
+    http to https, all spans would be lost in silence.
+    """
+    if any(name.startswith("OTEL_PYTHON_EXPORTER_OTLP_HTTP_") for name in os.environ):
+        return None
+
+    def refuse_redirect(answer: Any, *_: Any, **__: Any) -> None:
+        if 300 <= answer.status_code < 400:
+            raise TangramError(f"it answers with status {answer.status_code} and the address "
+                               f"{answer.headers.get('location', '')!r}; give that one")
+
+    session.hooks["response"].append(refuse_redirect)
+    return session
+
+
 class _LastWords(logging.Handler):
-    """Keeps the last line that a library logs. Without any handler, `logging` would print the lines
-    on the terminal.
+    """Keeps the last two lines that a library logs: its last error of the network, and that it gave
+    up. Without any handler, `logging` would print the lines on the terminal.
     """
 
-    words = "no reason given"
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: deque[str] = deque(maxlen=2)
+
+    @property
+    def words(self) -> str:
+        """The lines as one, for an error."""
+        return "; ".join(self._lines) or "no reason given"
 
     def emit(self, record: logging.LogRecord) -> None:
         """See `logging.Handler`."""
-        self.words = record.getMessage().rstrip(".")
+        self._lines.append(record.getMessage().rstrip("."))

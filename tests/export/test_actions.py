@@ -151,6 +151,10 @@ def test_each_action_is_a_span_below_its_trajectory(capsys: pytest.CaptureFixtur
         assert main(["export", "otel", "-j", "4711", "--endpoint", url]) == 1
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and "and not the next" in error and "code: 400" in error
+        _Collector.status = 308  # which the exporter takes for success, and does not follow
+        assert main(["export", "otel", "-j", "4711", "--endpoint", url]) == 1
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and "took 0 spans" in error and "with status 308" in error
     finally:
         _Collector.status = 200
         server.shutdown()

@@ -86,6 +86,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "rich": ("cli/views/top_verb.py",),
     "prometheus_client": ("export/",),
     "opentelemetry": ("export/spans.py",),
+    "requests": ("export/spans.py",),
     "pyarrow": ("export/tables.py",),
     "torch": ("services/torch/", "hooks/reference"),
     "transformers": ("services/torch/", "hooks/reference"),
