@@ -29,7 +29,7 @@ commands_as_written() { # without options that a user has set for these commands
 }
 commands_as_written
 # srun takes these as options of each step; an interactive job leaves them behind
-forget '^SLURM_(NTASKS_PER_(NODE|GPU)|GPUS(_PER_(NODE|SOCKET|TASK))?|CPUS_PER_GPU|MEM_PER_GPU)$'
+forget '^SLURM_(NTASKS_PER_(NODE|GPU|TRES)|OVERCOMMIT|GPUS(_PER_(NODE|SOCKET|TASK))?|CPUS_PER_GPU|MEM_PER_GPU)$'
 if [ -n "${SLURM_THREADS_PER_CORE:-}${SLURM_MEM_PER_CPU:+${SLURM_MEM_PER_NODE:-}}" ]; then  # of this job or that one
     asked=$(timeout 20 scontrol -o show job "${SLURM_JOB_ID:-}" 2>/dev/null | sed -n 1p) || asked=""
     [[ ! $asked =~ " ReqB:S:C:T="[^\ ]*":* " ]] || unset SLURM_THREADS_PER_CORE
