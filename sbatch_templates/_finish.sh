@@ -57,12 +57,12 @@ finish() {
         kill -USR1 "$broker" 2>/dev/null                 # drains: nothing new starts, running actions may end
     fi
     if [ -n "$ranks" ] && kill -0 "$ranks" 2>/dev/null; then
-        number="${only_step:-$(cat "$step" 2>/dev/null)}"
-        if [ -n "$number" ]; then        # SIGTERM to the ranks, and time to end; srun would kill them at once
+        number=$(cat "$step" 2>/dev/null)
+        if [ -n "$number${every_step:-}" ]; then         # SIGTERM to the ranks, and time to end; srun would kill them at once
             # While a later job waits in the queue, scancel (seen: 22.05, 24.11) signals a step twice, and so would end a trainer that
             # is saving. It asks before each signal: yes, then no. Without --ctld it also fails for nodes without this step.
             { echo y; yes n; } 2>/dev/null |
-                scancel --quiet --ctld --interactive --signal=TERM "$trainer_job.$number" > /dev/null
+                scancel --quiet --ctld --interactive --signal=TERM "$trainer_job${number:+.$number}" > /dev/null
             for ((n = 0; n < <WARN>; n++)); do
                 kill -0 "$ranks" 2>/dev/null || break
                 sleep 0.5

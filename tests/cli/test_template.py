@@ -682,7 +682,7 @@ def test_a_replay_near_its_time_limit_ends_in_order_and_is_requeued(pretence: Pr
     out, err = child.communicate(timeout=15)
     assert child.returncode == 143 and "start 1 of 1 follows" in out, err
     assert not (pretence.folder / "up").exists()
-    assert pretence.logged() == [f"{SIGNALLED} 7.0", "scontrol requeue 7"]
+    assert pretence.logged() == [f"{SIGNALLED} 7", "scontrol requeue 7"]
 
 
 def test_each_start_of_a_requeued_job_has_its_own_log_file(pretence: Pretence) -> None:
