@@ -31,7 +31,8 @@ def test_in_slurm_the_line_tells_of_steps_and_the_broker_ends_at_the_limit() -> 
     assert "squeue --steps -j 4711" in line and "ends after 900 s (setting no_worker_s)" in line
     assert not watch.gave_up
     assert lines(watch, 898, 901) == []
-    assert watch.gave_up.startswith("no worker has joined within 900 s; see `squeue --steps")
+    assert watch.gave_up.startswith("no worker has joined within 900 s; satellites join when ")
+    assert "(`squeue --me`)" in watch.gave_up
 
 
 def test_workers_that_come_begin_the_time_anew() -> None:

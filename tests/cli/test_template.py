@@ -730,6 +730,15 @@ def told_of_another_job(pretence: Pretence, **env: str) -> dict[str, str]:
     return {name: value for name, _, value in lines if name in OUTER}
 
 
+@pytest.mark.parametrize(("said", "setting"), [("", "0"), ("600", "600")])
+def test_a_job_whose_workers_are_satellites_does_not_end_before_they_start(
+        pretence: Pretence, said: str, setting: str) -> None:
+    """They may wait in Slurm's queue for longer than the `no_worker_s` of other jobs."""
+    keys = {"gateway": "off", "mpi": "none", "trainer": 'echo "$TANGRAM_NO_WORKER_S"'}
+    status, out, err = pretence.run("", render(load("satellites"), keys), TANGRAM_NO_WORKER_S=said)
+    assert (status, out, err) == (0, f"{setting}\n", "")
+
+
 def test_what_another_job_left_in_the_environment_is_dropped(pretence: Pretence) -> None:
     """The end and the number of starts are this job's, and the step is the fake srun's."""
     assert told_of_another_job(pretence, RESTARTS="0", SLURM_MEM_PER_NODE="600",

@@ -101,8 +101,9 @@ class MissingWorkers:
     def _remedy(self) -> str:
         if not self._in_slurm:
             return f"start one with `TANGRAM_JOB={self._job} tangram worker`"
-        return (f"see `squeue --steps -j {self._job}`. If it shows no step of the workers, srun "
-                "waits for CPUs or memory that another step holds: its message is in the job's "
-                "output, and `tangram template check SCRIPT` says whether the steps fit. If it "
-                "shows one, its worker does not reach this broker: the worker's message is in the "
-                "job's output; check the settings `bind` and `ports`")
+        return ("satellites join when Slurm starts their jobs (`squeue --me`). If the workers are "
+                f"steps of this job, see `squeue --steps -j {self._job}`. If it shows no step of "
+                "the workers, srun waits for CPUs or memory that another step holds: its message "
+                "is in the job's output, and `tangram template check SCRIPT` says whether the "
+                "steps fit. If it shows one, its worker does not reach this broker: the worker's "
+                "message is in the job's output; check the settings `bind` and `ports`")
