@@ -23,15 +23,15 @@ worker='export TANGRAM_SCRATCH="<SCRATCH>/tangram-node-$tangram_tag-$SLURMD_NODE
     mkdir "$TANGRAM_SCRATCH" || exit
     trap "rmdir \"\$TANGRAM_SCRATCH\" 2>/dev/null" EXIT    # Slurm may kill the epilog at once
     told="" starts=0 status=143
-    trap "told=yes" TERM INT                             # this shell stays; the worker gets the signals too
-    trap : USR1 USR2 HUP                                 # scancel --signal=USR1 without --batch: to every step
+    trap "told=yes" TERM                                 # this shell stays; the worker gets the signals too
+    trap : INT USR1 USR2 HUP                             # scancel --signal=USR1 without --batch: to every step
     while [ -z "$told" ]; do
         since=$SECONDS
         tangram worker --component "$1" "${@:2}" && exit
         status=$?
-        # 70: an internal failure. Above 128: a signal; with 130 or 143 the worker was told to leave.
+        # 70: an internal failure. Above 128: a signal; with 143 the worker was told to leave.
         [ "$status" -eq 70 ] || [ "$status" -gt 128 ] || break
-        [ "$status" -ne 130 ] && [ "$status" -ne 143 ] && [ -z "$told" ] || break
+        [ "$status" -ne 143 ] && [ -z "$told" ] || break
         sleep 1                                          # if the whole step is killed, it ends here
         [ -z "$told" ] && grep -q "\"ended\": \"\"" "$tangram_folder/access.json" || break
         [ "$((SECONDS - since))" -le 600 ] || starts=0   # it lasted long enough

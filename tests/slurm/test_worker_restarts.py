@@ -42,10 +42,10 @@ def play(folder: Path, *lines: str) -> tuple[int, int, str]:
 
 
 @pytest.mark.parametrize(("end", "status"), [
-    ("exit 0", 0), ("exit 2", 2), ("exit 130", 130), ("exit 143", 143),
+    ("exit 0", 0), ("exit 2", 2), ("exit 143", 143),
     ("kill -TERM $PPID; exit 70", 70), ("kill -TERM $PPID; " + KILLED, 137),
     ('sed -i s/\\"\\"/\\"done\\"/ "$(dirname "$STARTS")/access.json"; exit 70', 70)],
-    ids=["well", "refused", "interrupt", "told", "told and failed", "step killed", "job ended"])
+    ids=["well", "refused", "told", "told and failed", "step killed", "job ended"])
 def test_a_worker_that_is_told_to_leave_or_refuses_to_start_is_not_started_again(
         tmp_path: Path, end: str, status: int) -> None:
     ended, began, said = play(tmp_path, end)
@@ -63,8 +63,9 @@ def test_nothing_is_left_of_a_worker_that_ends_although_no_epilog_runs(
 
 @pytest.mark.parametrize(("end", "code"), [
     (KILLED, 137), ("exit 70", 70), ("kill -USR1 $PPID $$", 138), ("kill -USR2 $PPID $$", 140),
-    ("kill -HUP $PPID $$", 129)],
-    ids=["killed", "failed", "USR1 to the step", "USR2 to the step", "HUP to the step"])
+    ("kill -HUP $PPID $$", 129), ("kill -INT $PPID; exit 130", 130)],
+    ids=["killed", "failed", "USR1 to the step", "USR2 to the step", "HUP to the step",
+         "INT to the step"])
 def test_a_worker_that_dies_is_started_again(tmp_path: Path, end: str, code: int) -> None:
     status, began, said = play(tmp_path, end, end, "exit 0")
     assert (status, began) == (0, 3), said
