@@ -22,7 +22,7 @@ from ..transport.mpi.mpi_oversubscription import wait_environment
 _LOCALS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 _MEET_S = 60.0
 _GATEWAY = ("TANGRAM_GATEWAY", "TANGRAM_WORLD_SIZE")
-REMEDY = ("start it with `srun --mpi=pmi2` (MPICH; an mpi4py built on Open MPI needs --mpi=pmix), "
+REMEDY = ("start it with `srun --mpi=pmi2` (MPICH, Intel MPI; Open MPI needs --mpi=pmix), "
           "or use --gateway off")
 
 

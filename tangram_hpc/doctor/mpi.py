@@ -60,8 +60,8 @@ def plugins(context: CheckContext) -> Finding:
         return ok(text)
     if wanted not in there:
         return warn(f"{text}; {wanted} is missing, and {name or 'you'} asked for it",
-                    "MPICH uses pmi2 and Open MPI uses pmix: install mpi4py with an MPI that "
-                    "srun can start")
+                    "MPICH and Intel MPI use pmi2, Open MPI uses pmix: install mpi4py with an "
+                    "MPI that srun can start")
     return ok(f"{text}; you asked for {wanted}" if context.mpi else
               f"{text}; --mpi={wanted} fits {name.split(',')[0]}")
 

@@ -137,7 +137,8 @@ def test_shared_memory_of_killed_ranks_goes_when_nobody_can_use_it(
         os.utime(path, (time.time() - age_s, time.time() - age_s))
         return path
 
-    old = [segment("mpich_shm_2bf09362_0"), segment("vader_segment.n1.64321.a.0")]
+    old = [segment("mpich_shm_2bf09362_0"), segment("vader_segment.n1.64321.a.0"),
+           segment("Intel_MPI_huopij")]
     new, mapped = segment("mpich_shm_2bf09362_2", age_s=0), segment("mpich_shm_2bf09362_3")
     stay = [segment("mpich_shm_2bf09362_1", OTHER), segment("numbers.npy")]
     alive = subprocess.Popen(["sleep", "600"], user=USER)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ...errors import InvalidInput, WrongWorld
 from ...slurm.job_environment import slurm_place
 
-REMEDY = ("start it with `mpiexec` or `srun --mpi=pmi2` (MPICH; an mpi4py built on Open MPI needs "
+REMEDY = ("start it with `mpiexec` or `srun --mpi=pmi2` (MPICH, Intel MPI; Open MPI needs "
           "--mpi=pmix), or unset TANGRAM_GATEWAY to use the socket")
 _MANAGERS = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_")
 _SIZES = ("TANGRAM_WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
