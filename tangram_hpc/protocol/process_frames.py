@@ -110,6 +110,7 @@ class Setup(ProcessFrame, frozen=True, tag=1):
         users: which users of the node are the users of a sandbox that writes its image, as the two
             fields of `user_namespace.UserMap`; empty for user 0 alone.
         keep_outputs: whether the output of every command is sent while it runs, for the node's log.
+        early: whether the node's bwrap is older than 0.8; see `ContainerSpec`.
     """
 
     kill_wait_ns: int
@@ -127,6 +128,7 @@ class Setup(ProcessFrame, frozen=True, tag=1):
     root: str = ""
     users: tuple[str, ...] = ()
     keep_outputs: bool = False
+    early: bool = False
 
 
 class RunAction(ProcessFrame, frozen=True, tag=2):

@@ -12,7 +12,8 @@ of the node and stays outside of the image; the sandbox's init and its commands 
 root. So no program of an image runs before the init has confined itself. With `root` the image is
 a folder that the sandbox may write (`image_root`), and its user is 0.
 
-bwrap and podman were run with the versions that Debian 12 has (0.8.0, 4.3.1), apptainer with 1.4.5.
+bwrap and podman were run with the versions that Debian 12 has (0.8.0, 4.3.1), bwrap also with 0.4.1
+and 0.6.1, which Red Hat 9 and Ubuntu 22.04 have, apptainer with 1.4.5.
 enroot is written from its documentation and has not been run; the probe decides on each node.
 """
 
@@ -60,6 +61,8 @@ class ContainerSpec:
             runtime starts; empty for none.
         resolver: the file of the node that is `/etc/resolv.conf` inside; empty where the sandbox
             has no way out.
+        early: whether bwrap is older than 0.8. Such a one cannot bar further user namespaces, nor
+            limit a file system in memory, nor set its mode; the init does that.
     """
 
     home: str
@@ -72,6 +75,7 @@ class ContainerSpec:
     pull: bool = False
     root: str = ""
     resolver: str = ""
+    early: bool = False
 
 
 class Runtime(Protocol):
@@ -81,8 +85,6 @@ class Runtime(Protocol):
         name: the name of the program, which is also that of the isolation backend.
         needs_image: whether it builds no sandbox without an image.
         read_only: mount points that the program leaves writable and that the init makes read-only.
-        unlimited: file systems in memory that the program makes without a limit. The init limits
-            each of them to `ContainerSpec.shm_bytes`.
         unshielded: whether its pause process has no capability, so that commands could trace it.
             The init then moves into a user namespace of its own.
     """
@@ -90,7 +92,6 @@ class Runtime(Protocol):
     name: str
     needs_image: bool
     read_only: Sequence[str]
-    unlimited: Sequence[str]
     unshielded: bool
 
     def argv(self, box: ContainerSpec) -> list[str]:
@@ -99,6 +100,12 @@ class Runtime(Protocol):
 
     def env(self, base: Mapping[str, str]) -> dict[str, str]:
         """The runtime's environment, taken from the worker's."""
+        ...
+
+    def unlimited(self, box: ContainerSpec) -> list[str]:
+        """File systems in memory that the program makes without a limit. The init limits each of
+        them to `ContainerSpec.shm_bytes`.
+        """
         ...
 
     def clean_up(self, name: str) -> list[str]:
@@ -118,14 +125,14 @@ class Bwrap:
 
     name, needs_image = "bwrap", False
     read_only: Sequence[str] = ()
-    unlimited: Sequence[str] = ()
     unshielded = False
 
     def argv(self, box: ContainerSpec) -> list[str]:
         """See `Runtime`."""
         at = IMAGE if box.image else ""
         # a root that is written has been mounted in a user namespace of the sandbox's own
-        user = [] if box.root else ["--unshare-user", "--disable-userns"]
+        user = [] if box.root else ["--unshare-user", *([] if box.early else ["--disable-userns"])]
+        limit = [] if box.early else ["--perms", "1777", "--size", str(box.shm_bytes)]
         return [
             "bwrap", *user, "--unshare-pid", "--unshare-ipc",
             "--unshare-uts", "--unshare-cgroup-try", *([] if box.network else ["--unshare-net"]),
@@ -133,8 +140,7 @@ class Bwrap:
             "--cap-drop", "ALL", "--cap-add", _SHIELD,
             *(_of_image(box) if box.image else _of_host(box.read)),
             "--proc", f"{at}/proc", "--dev", f"{at}/dev",
-            "--perms", "1777", "--size", str(box.shm_bytes), "--tmpfs", f"{at}/dev/shm",
-            "--remount-ro", f"{at}/dev",
+            *limit, "--tmpfs", f"{at}/dev/shm", "--remount-ro", f"{at}/dev",
             "--bind", scratch.home(box.home), f"{at}{SESSION}",
             "--bind", scratch.tmp(box.home), f"{at}{TMP}",
             *([] if box.image else _in_tmp(box.read)),
@@ -148,6 +154,10 @@ class Bwrap:
         holds only PATH.
         """
         return {"PATH": "/usr/local/bin:/usr/bin:/bin"}
+
+    def unlimited(self, box: ContainerSpec) -> list[str]:
+        """See `Runtime`."""
+        return [f"{IMAGE if box.image else ''}/dev/shm"] if box.early else []
 
     def clean_up(self, name: str) -> list[str]:
         """Nothing: the sandbox is nothing but namespaces."""
@@ -244,7 +254,6 @@ class Podman:
 
     name, needs_image = "podman", True
     read_only: Sequence[str] = ()
-    unlimited: Sequence[str] = ()
     unshielded = False
 
     def argv(self, box: ContainerSpec) -> list[str]:
@@ -279,6 +288,10 @@ class Podman:
         return _env(base, "XDG_CONFIG_HOME", "XDG_DATA_HOME", "CONTAINERS_CONF",
                     "CONTAINERS_STORAGE_CONF", "TMPDIR")
 
+    def unlimited(self, box: ContainerSpec) -> list[str]:
+        """See `Runtime`."""
+        return []
+
     def clean_up(self, name: str) -> list[str]:
         """podman keeps a list of containers on disk."""
         return ["podman", "--cgroup-manager=cgroupfs", "--events-backend=none", "rm", "--force",
@@ -299,7 +312,6 @@ class Apptainer:
     name, needs_image = "apptainer", True
     read_only: Sequence[str] = ("/dev", "/etc/passwd", "/etc/group", "/etc/hosts", "/etc/hostname",
                                 "/etc/resolv.conf")
-    unlimited: Sequence[str] = ("/dev/shm",)
     unshielded = True
 
     def argv(self, box: ContainerSpec) -> list[str]:
@@ -319,6 +331,10 @@ class Apptainer:
         """See `Runtime`."""
         return _env(base, "APPTAINER_CACHEDIR", "APPTAINER_TMPDIR")
 
+    def unlimited(self, box: ContainerSpec) -> list[str]:
+        """See `Runtime`."""
+        return ["/dev/shm"]
+
     def clean_up(self, name: str) -> list[str]:
         """Nothing: apptainer keeps no list of what `exec` started."""
         return []
@@ -333,7 +349,6 @@ class Enroot:
 
     name, needs_image = "enroot", True
     read_only: Sequence[str] = ()
-    unlimited: Sequence[str] = ()
     unshielded = False
 
     def argv(self, box: ContainerSpec) -> list[str]:
@@ -357,6 +372,10 @@ class Enroot:
         fixed = {"ENROOT_RESTRICT_DEV": "yes", "ENROOT_MOUNT_HOME": "no",
                  "ENROOT_ROOTFS_WRITABLE": "no", "ENROOT_REMAP_ROOT": "no"}
         return _env(base, "ENROOT_DATA_PATH", "ENROOT_CACHE_PATH", "ENROOT_RUNTIME_PATH") | fixed
+
+    def unlimited(self, box: ContainerSpec) -> list[str]:
+        """See `Runtime`."""
+        return []
 
     def clean_up(self, name: str) -> list[str]:
         """Nothing: a container that is started is not changed, and its mounts go with its

@@ -45,7 +45,8 @@ class _Space:
 
 def enter(pid: int, cwd: str = "/", root: str = "", keep: Collection[int] = (),
           hold: Collection[int] = (), read_only: Collection[str] = (),
-          sizes: Mapping[str, int] = MappingProxyType({}), apart: bool = False) -> None:
+          sizes: Mapping[str, int] = MappingProxyType({}), apart: bool = False,
+          innermost: bool = False) -> None:
     """Moves this process into the namespaces and the root directory of process `pid`.
 
     After that, neither this process nor any program that it starts has a capability, except those
@@ -69,6 +70,7 @@ def enter(pid: int, cwd: str = "/", root: str = "", keep: Collection[int] = (),
         apart: whether this process also makes a user namespace of its own, inside those that it
             entered and with the same user. Nothing in it may trace `pid`, or open files through
             its folder in /proc, even if `pid` has no capability that it lacks.
+        innermost: whether nobody may make further user namespaces inside those that it entered.
 
     Raises:
         OSError: it could not enter, or is not inside. This process may be half inside and must end.
@@ -86,8 +88,12 @@ def enter(pid: int, cwd: str = "/", root: str = "", keep: Collection[int] = (),
         opened.append(self_ns)
         own = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         opened.append(own)
+        settings = os.open("/proc/sys", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        opened.append(settings)
         _walk([s for s in spaces if s.kind not in mine], levels, top, read_only, sizes)
         _check(self_ns, spaces, levels)
+        if innermost:
+            _bar_more_users(settings)
         if apart:
             _move_apart(own)  # before the root changes: a process with another root may not
         os.fchdir(top)
@@ -188,6 +194,17 @@ def _limit(path: str, size: int) -> None:
     where = os.fsencode(path.lstrip("/"))
     if _libc.mount(None, where, None, flags, f"size={size}".encode()) != 0:
         raise _error(f"{path} cannot be limited to {size} bytes")
+
+
+def _bar_more_users(settings: int) -> None:
+    """Bars further user namespaces in this process's own. `settings` is the folder /proc/sys of
+    before: the one that it sees by now may be read-only.
+    """
+    fd = os.open("user/max_user_namespaces", os.O_WRONLY | os.O_CLOEXEC, dir_fd=settings)
+    try:
+        os.write(fd, b"0")
+    finally:
+        os.close(fd)
 
 
 def _move_apart(own: int) -> None:

@@ -47,6 +47,7 @@ class RuntimeReport(msgspec.Struct):
         users: which users such a sandbox can have, as the fields of a `UserMap`; empty for user 0
             alone.
         why_no_users: in one line, why there is user 0 alone; empty if there are several users.
+        early: whether it is a bwrap older than 0.8; see `ContainerSpec`.
     """
 
     why_not: str = ""
@@ -55,6 +56,7 @@ class RuntimeReport(msgspec.Struct):
     users: tuple[str, ...] = ()
     why_no_users: str = ""
     why_not_open: str = ""
+    early: bool = False
 
 
 def probe(runtime: Runtime, image: str, read: Sequence[str], seconds: float) -> str:
@@ -110,17 +112,26 @@ def main(parent: int, name: str, image: str, seconds: float, folder: str, read: 
     with tempfile.TemporaryDirectory(prefix="tangram-probe-", dir=there) as place:
         home = os.path.join(place, "home")
         scratch.make(home)
-        box = ContainerSpec(home, image, read=read, name=f"tangram-probe-{os.getpid()}")
+        box = ContainerSpec(home, image, read=read, name=f"tangram-probe-{os.getpid()}",
+                            early=name == "bwrap" and _is_early())
         status = _forked(lambda: _try(runtime, box, seconds))
         if (command := runtime.clean_up(box.name)) and status:
             subprocess.run(command, capture_output=True, timeout=seconds)
         if not status and name == "bwrap":
-            report = _report(place, read, seconds)
+            report = _report(place, read, seconds, box.early)
             report.why_not_open = network_probe.why_not_open(runtime, box, seconds)
             print(msgspec.json.encode(report).decode(), flush=True)
         for name in os.listdir(place):  # an overlay leaves a folder that it has closed
             scratch.remove(os.path.join(place, name))
     return status
+
+
+def _is_early() -> bool:
+    """Whether bwrap is older than 0.8. Its list of options says so: some sites have a wrapper
+    around it, or a version with patches.
+    """
+    done = subprocess.run(["bwrap", "--help"], capture_output=True, stdin=subprocess.DEVNULL)
+    return not all(option in done.stdout for option in (b"--disable-userns", b"--perms", b"--size"))
 
 
 def _forked(work: Callable[[], int]) -> int:
@@ -132,9 +143,9 @@ def _forked(work: Callable[[], int]) -> int:
     return status
 
 
-def _report(place: str, read: Sequence[str], seconds: float) -> RuntimeReport:
+def _report(place: str, read: Sequence[str], seconds: float, early: bool) -> RuntimeReport:
     """Tries the ways to write an image, until one works."""
-    report, image = RuntimeReport(), os.path.join(place, "image")
+    report, image = RuntimeReport(early=early), os.path.join(place, "image")
     os.makedirs(os.path.join(image, "etc", "old"))
     with open(os.path.join(image, "etc", "passwd"), "w") as file:
         file.write("root:x:0:0::/root:/bin/sh\n")
@@ -147,12 +158,13 @@ def _report(place: str, read: Sequence[str], seconds: float) -> RuntimeReport:
         reason = image_root.missing(way)
         if not reason and several is not None:
             home = os.path.join(place, f"{way}-users")
-            reason = _why_no_root(way, home, image, read, seconds, several)
+            reason = _why_no_root(way, home, image, read, seconds, several, early)
             if not reason:
                 report.root, report.users = way, tuple(several)
                 return report
             report.why_no_users, reason = reason, ""
-        reason = reason or _why_no_root(way, os.path.join(place, way), image, read, seconds, None)
+        reason = reason or _why_no_root(way, os.path.join(place, way), image, read, seconds, None,
+                                        early)
         if not reason:
             report.root = way
             break
@@ -161,7 +173,7 @@ def _report(place: str, read: Sequence[str], seconds: float) -> RuntimeReport:
 
 
 def _why_no_root(way: str, home: str, image: str, read: Sequence[str], seconds: float,
-                 users: UserMap | None) -> str:
+                 users: UserMap | None, early: bool) -> str:
     why = f"{home}.why"
     scratch.make(home)
 
@@ -170,7 +182,7 @@ def _why_no_root(way: str, home: str, image: str, read: Sequence[str], seconds: 
         try:
             if not seccomp.available():
                 raise OSError(errno.ENOSYS, "this kernel cannot filter system calls")
-            _write_in_image(way, home, image, read, seconds, users)
+            _write_in_image(way, home, image, read, seconds, users, early)
         except (OSError, PauseFailed, image_root.Unusable) as error:
             with open(said, "w") as file:
                 file.write(" ".join(str(error).split()) or "it does not work")
@@ -186,17 +198,18 @@ def _why_no_root(way: str, home: str, image: str, read: Sequence[str], seconds: 
 
 
 def _write_in_image(way: str, home: str, image: str, read: Sequence[str], seconds: float,
-                    users: UserMap | None) -> None:
+                    users: UserMap | None, early: bool) -> None:
     root = image_root.prepare(way, image, home, "", users)
     if root.way != way:
         raise OSError(errno.EPERM, "files that this process makes are not its own here")
-    box = ContainerSpec(home, image, read=read, root=root.folder)
+    box = ContainerSpec(home, image, read=read, root=root.folder, early=early)
     runtime = RUNTIMES["bwrap"]
     pause = PauseProcess(runtime.argv(box), runtime.env(os.environ), seconds, root.enter,
                          root.map_users)
     try:
         keep = image_root.KEPT_OF_SEVERAL if users else image_root.KEPT
-        join.enter(pause.inside, "/", IMAGE, keep)
+        join.enter(pause.inside, "/", IMAGE, keep,
+                   sizes=dict.fromkeys(runtime.unlimited(box), box.shm_bytes))
         if users:
             os.chown("/etc/passwd", 65534, 65534)
         with open("/etc/passwd", "a") as file:
@@ -215,7 +228,8 @@ def _try(runtime: Runtime, box: ContainerSpec, seconds: float) -> int:
         bootstrap.guard("tangram-probe", 9)
         pause = PauseProcess(runtime.argv(box), runtime.env(os.environ), seconds)
         try:
-            join.enter(pause.inside, SESSION)
+            join.enter(pause.inside, SESSION, innermost=box.early,
+                       sizes=dict.fromkeys(runtime.unlimited(box), box.shm_bytes))
             pid = os.posix_spawn("/bin/sh", ["sh", "-c", "echo x >probe"], {})
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         finally:

@@ -186,7 +186,9 @@ def _held(setup: Setup, home: str, stack: OpenNetwork | None, undo: ExitStack) -
         stack.attach(pause.inside)
     inner = IMAGE if box.image and box.backend == "bwrap" else ""
     join.enter(pause.inside, SESSION, inner, read_only=[*_nodes_devices(box), *runtime.read_only],
-               sizes=dict.fromkeys(runtime.unlimited, what.shm_bytes), apart=runtime.unshielded)
+               sizes=dict.fromkeys(runtime.unlimited(what), what.shm_bytes),
+               apart=runtime.unshielded, innermost=what.early)
+    _open_shm(what)
     isolation = box.backend
     if not box.trusted and seccomp.available():
         seccomp.restrict(namespaced=True, network=box.network is True, sampled=setup.watch)
@@ -217,7 +219,9 @@ def _rooted(setup: Setup, home: str, stack: OpenNetwork | None,
         stack.attach(pause.inside)
     join.enter(pause.inside, SESSION, IMAGE,
                image_root.KEPT_OF_SEVERAL if several else image_root.KEPT,
-               image_root.HELD_OF_SEVERAL if several else (), _nodes_devices(box))
+               image_root.HELD_OF_SEVERAL if several else (), _nodes_devices(box),
+               dict.fromkeys(runtime.unlimited(what), what.shm_bytes))
+    _open_shm(what)
     os.umask(0o022)  # as root has it; the scratch directory is closed to others
     if several:
         os.setgroups([])  # the groups of the worker's user are no groups of the sandbox
@@ -237,6 +241,12 @@ def _nodes_devices(box: SandboxSpec) -> list[str]:
     """Returns the devices that a sandbox must not change: those of the node, whose owner is user 0
     of the sandbox if the worker is root."""
     return devices(bool(box.image)) if os.geteuid() == 0 and box.backend == "bwrap" else []
+
+
+def _open_shm(what: ContainerSpec) -> None:
+    """Lets every user of a sandbox write /dev/shm where bwrap could not make it so."""
+    if what.early:
+        os.chmod("/dev/shm", 0o1777)
 
 
 def _make_workdir(path: str, writable: bool) -> None:
@@ -265,7 +275,8 @@ def _container(setup: Setup, home: str, root: str = "") -> ContainerSpec:
             over.append((resolver, RESOLV_CONF))
         files[:0] = [(setup.etc, "/etc"), *over]
     return ContainerSpec(home, box.image, box.network is True, etc.others(setup.read), files,
-                         name=container_name(home), root=root, resolver=resolver)
+                         name=container_name(home), root=root, resolver=resolver,
+                         early=setup.early)
 
 
 def _resolver(box: SandboxSpec, home: str) -> str:

@@ -1,0 +1,68 @@
+"""bubblewrap before 0.8, as Red Hat 8 and 9 and Ubuntu 22.04 have it. A program that refuses the
+later options, and passes all else on, stands for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.root_folder_rig import make_image
+
+from tangram_hpc import LocalCluster
+from tangram_hpc.sandbox.manager.backends import Backends
+
+EARLY = """#!/bin/sh
+for word; do
+    case $word in
+    --help) exec {bwrap} --help 2>&1 | grep -v -e --disable-userns -e --perms -e --size; exit ;;
+    --disable-userns | --perms | --size) echo "bwrap: Unknown option $word" >&2; exit 1 ;;
+    esac
+done
+exec {bwrap} "$@"
+"""
+# with what every shell has, as the image has nothing else
+LOOK = """
+while read -r line; do
+    case $line in *" /dev/shm "*) echo "$line" ;; esac
+done </proc/mounts
+[ -k /dev/shm ] && echo x >/dev/shm/new && echo written
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        pytest.skip("bwrap is not installed")
+    place = tmp_path_factory.mktemp("early")
+    program = place / "bwrap"
+    program.write_text(EARLY.format(bwrap=bwrap))
+    program.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{place}:{os.environ['PATH']}")
+        found = Backends.probed()
+        if "bwrap" not in found.trusted:
+            pytest.skip(found.why_not["bwrap"])
+        assert found.early
+        with LocalCluster(cpus=2, home=place / "home", isolation="bwrap") as running:
+            yield running
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_commands_make_no_user_namespaces(cluster: LocalCluster, trusted: bool) -> None:
+    with cluster.session(trusted=trusted) as session:
+        done = session.exec("unshare --user true; echo $?; echo 9 >/proc/sys/user/"
+                            "max_user_namespaces; cat /proc/sys/user/max_user_namespaces").result()
+    assert done.text.split() == ["1", "0"]
+
+
+@pytest.mark.parametrize("image", ["none", "read-only", "writable"])
+def test_shared_memory_is_limited_and_everybodys(cluster: LocalCluster, tmp_path: Path, image: str
+                                                 ) -> None:
+    root = "" if image == "none" else str(make_image(tmp_path / "image"))
+    with cluster.session(image=root, writable=image == "writable") as session:
+        mount, last = session.exec(LOOK).result().text.splitlines()
+    assert "size=65536k" in mount and last == "written"
