@@ -205,9 +205,7 @@ def test_a_peer_that_made_room_for_others_is_not_told_that_its_key_is_wrong(
     """It dials again then, as the ranks of a large job do that all connect at once."""
     monkeypatch.setattr(asyncsock, "unproven_max", lambda: 3)
 
-    def dropped(port: int) -> None:
-        ours, *others = (socket.create_connection(("127.0.0.1", port), timeout=30)
-                         for _ in range(6))
+    def dropped(ours: socket.socket, *others: socket.socket) -> None:
         for other in others[2:]:
             other.recv(auth.GREETING)  # so those before it have been dropped
         with pytest.raises(ConnectionResetError):
@@ -217,8 +215,9 @@ def test_a_peer_that_made_room_for_others_is_not_told_that_its_key_is_wrong(
 
     async def serve() -> None:
         sock = asyncsock.listen_tcp("127.0.0.1")
+        crowd = [socket.create_connection(sock.getsockname(), timeout=30) for _ in range(6)]
         listener = asyncsock.Listener(sock, b"k" * 32, "job", lambda link: None)
-        await asyncio.to_thread(dropped, sock.getsockname()[1])
+        await asyncio.to_thread(dropped, *crowd)
         listener.close()
 
     asyncio.run(serve())

@@ -255,7 +255,9 @@ class Listener:
             self._loop.add_reader(self._sock.fileno(), self._accept)
 
     def _accept(self) -> None:
-        for _ in range(64):
+        # no more than may be in the handshake: a task that is cancelled before its first step would
+        # leave its peer to the garbage collector, which closes and does not reset
+        for _ in range(min(64, self._unproven_max)):
             try:
                 peer, _ = self._sock.accept()
             except OSError as error:
