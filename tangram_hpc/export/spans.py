@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
+from urllib.parse import urljoin
 
 from ..accounting.fields import job_id
 from ..accounting.record import ActionRecord
@@ -26,6 +27,7 @@ from ..domain.states import ActionState
 from ..errors import MissingExtra, TangramError, how_to_install
 
 _BATCH = 512  # spans of one request, as OpenTelemetry's own batches
+_PATH = "/v1/traces"  # what stands behind the address of a collector, by the standard of OTLP
 
 
 def _digest(size: int, *words: str) -> int:
@@ -125,7 +127,7 @@ def send(found: Iterable[Any], endpoint: str) -> int:
     except ImportError:
         raise MissingExtra("export: spans need OpenTelemetry's exporter: "
                            f"{how_to_install('export')}") from None
-    exporter: Any = OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces" if endpoint else None,
+    exporter: Any = OTLPSpanExporter(f"{endpoint.rstrip('/')}{_PATH}" if endpoint else None,
                                      session=_watched(requests.Session()))
     sent, rest, said = 0, iter(found), _LastWords()
     logging.getLogger("opentelemetry").addHandler(said)
@@ -154,8 +156,9 @@ def _watched(session: Any) -> Any:
 
     def refuse_redirect(answer: Any, *_: Any, **__: Any) -> None:
         if 300 <= answer.status_code < 400:
-            raise TangramError(f"it answers with status {answer.status_code} and the address "
-                               f"{answer.headers.get('location', '')!r}; give that one")
+            there = urljoin(answer.url, answer.headers.get("location", "")).removesuffix(_PATH)
+            raise TangramError(f"the collector answers with status {answer.status_code} and the "
+                               f"address {there}; give that one")
 
     session.hooks["response"].append(refuse_redirect)
     return session

@@ -131,6 +131,8 @@ class _Collector(BaseHTTPRequestHandler):
         assert self.path == "/v1/traces"
         self.bodies.append(body)
         self.send_response(self.status)
+        if self.status == 308:
+            self.send_header("Location", "https://other.example/v1/traces")
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -154,7 +156,8 @@ def test_each_action_is_a_span_below_its_trajectory(capsys: pytest.CaptureFixtur
         _Collector.status = 308  # which the exporter takes for success, and does not follow
         assert main(["export", "otel", "-j", "4711", "--endpoint", url]) == 1
         error = capsys.readouterr().err
-        assert error.count("\n") == 1 and "took 0 spans" in error and "with status 308" in error
+        assert error.count("\n") == 1 and "took 0 spans" in error
+        assert "with status 308 and the address https://other.example; give that one" in error
     finally:
         _Collector.status = 200
         server.shutdown()
