@@ -98,6 +98,22 @@ def test_a_turn_that_is_routed_again_is_counted_once() -> None:
     assert (counts.turns, counts.judged, counts.right) == (3, 3, 3)
 
 
+def test_a_failing_service_whose_turn_goes_elsewhere_keeps_no_gpus() -> None:
+    world = site()
+    turn = world.turn("t", attempts=2)
+    world.plan()
+    name, number = world.service(turn), world.lease_of(turn)
+    lease = world.ledger.leases[number]
+    gpus = world.ledger.place(lease.node).gpus
+    assert gpus.holds(name, lease.gpus)
+    fails = Outcome(ActionState.OUT_OF_MEMORY, reason="it does not fit", pushed=FALTERED)
+    for fact in finished(world.ledger, ev.LeaseFinished(world.now, number, fails, True)):
+        world.happen(fact)
+    assert gpus.residents(lease.gpus) == []
+    world.plan()
+    assert world.service(turn) != name and world.serve(turn)
+
+
 def test_a_failing_service_gets_no_turns_for_a_while() -> None:
     world = site()
     turns = [world.turn(n, attempts=2) for n in range(6)]

@@ -81,5 +81,5 @@ def restore_failed(ledger: Ledger, fact: ev.LeaseFinished) -> list[ev.Event]:
                                               fact.at + pool.pause_ns(name)))
     if entry.forced_outcome is not None or entry.attempt >= entry.action.attempts_max:
         return [*events, fact]
-    back = Outcome(ActionState.PREEMPTED, reason=fact.outcome.reason)
+    back = Outcome(ActionState.PREEMPTED, reason=fact.outcome.reason, pushed=fact.outcome.pushed)
     return [*events, ev.LeaseFinished(fact.at, fact.lease, back, fact.clean)]
