@@ -226,7 +226,8 @@ class TangramEnvironment(BaseEnvironment):
         """Runs a command line; see `BaseEnvironment.exec`.
 
         Raises:
-            TimeoutError: it ran longer than `timeout_sec`. Waiting for cores does not count.
+            RuntimeError: it ran longer than `timeout_sec`. Waiting for cores does not count. Harbor
+                takes a TimeoutError for the end of the whole phase, such as the agent's.
             SessionLost: the session has ended, for example with its node.
         """
         whom = next((each for each in (user, getattr(self, "default_user", None),
@@ -240,7 +241,7 @@ class TangramEnvironment(BaseEnvironment):
             cpus=self._cpus, output_max=OUTPUT_MAX, keep="both",
             **({} if whom is None else {"user": str(whom)}))
         if result.state is tangram_hpc.ActionState.TIMEOUT:
-            raise asyncio.TimeoutError(f"Command timed out after {timeout_sec} seconds")
+            raise RuntimeError(f"Command timed out after {timeout_sec} seconds")
         return ExecResult(stdout=result.text, stderr=stderr_of(result),
                           return_code=result.exit_code)
 

@@ -73,7 +73,7 @@ class TestHarborWithItsBaseClassStoodIn(AdapterBehaviours):
             return str(trajectory)
         try:
             told = do(trajectory.exec(line, timeout_sec=LIMIT_S))
-        except (TangramError, asyncio.TimeoutError) as error:
+        except (TangramError, RuntimeError) as error:
             return str(error)
         return str(told.stdout + told.stderr + (str(told.return_code) if told.return_code else ""))
 
@@ -111,6 +111,21 @@ def test_a_tasks_folders_variables_and_user_hold_for_its_commands(
         await environment.stop(True)
         with pytest.raises(RuntimeError, match="not started"):
             await environment.exec("true")
+
+    do(story())
+
+
+def test_a_commands_time_limit_is_not_taken_for_that_of_the_agent(
+        cluster: LocalCluster, module: Any, image: str, folder: Path) -> None:
+    """Harbor awaits the agent's whole work with a time limit, and takes each TimeoutError that
+    comes out of it for the end of that limit: a trial that is not repeated."""
+    environment = make(module, folder, TaskEnvironment(image), network=False)
+
+    async def story() -> None:
+        await environment.start(False)
+        with pytest.raises(RuntimeError, match="Command timed out after 1 seconds"):
+            await asyncio.wait_for(environment.exec("sleep 60", timeout_sec=1), timeout=60)
+        await environment.stop(True)
 
     do(story())
 
