@@ -158,9 +158,15 @@ from hooks.test_adapter_verl import VERDICTS
 from tangram_hpc.hooks.verl.reward_functions import compute_score
 
 url, different = sys.argv[1], []
+def plain(tests):
+    """Without arrays and fields of None, which verl's own reward cannot read."""
+    if isinstance(tests, dict):
+        tests = {key: value for key, value in tests.items() if value is not None}
+    return json.loads(json.dumps(tests, default=list))
+
 for name, answer, tests, wanted in VERDICTS:
-    theirs = default_compute_score("apps", answer, json.loads(json.dumps(tests)),
-                                   sandbox_fusion_url=url, memory_limit_mb=64)
+    theirs = default_compute_score("apps", answer, plain(tests), sandbox_fusion_url=url,
+                                   memory_limit_mb=64)
     ours = asyncio.run(compute_score("apps", answer, tests, {}, memory_limit_mb=64))
     if not ours == theirs == wanted:
         different.append((name, ours, theirs, wanted))
