@@ -54,7 +54,7 @@ class SandboxAgent(AgentInstanceBase):
                 reward = await episode.score_async() if episode.command else 0.0
             finally:
                 episode.close()
-        feedback = f"{self.before}{turn.observation}{self.after}" if turn.observation else ""
+        feedback = f"{self.before}{turn.observation}{self.after}" if turn.shown else ""
         return {"rewards": np.float64(reward), "scores": reward, "environment_feedback": feedback,
                 "done": turn.done, "sampling_params": state_dict.get("sampling_params"),
                 "extra_logs": {"sandbox_lost": float(episode.lost)}}

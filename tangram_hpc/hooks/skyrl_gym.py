@@ -57,7 +57,7 @@ class SandboxEnv(BaseTextEnv):
         turn = self.episode.act(action)
         self.turns = self.episode.turns
         reward = self.episode.score() if turn.done and self.episode.command else 0.0
-        seen = [{"role": "user", "content": turn.observation}] if turn.observation else []
+        seen = [{"role": "user", "content": turn.observation}] if turn.shown else []
         return BaseTextEnvStepOutput(observations=seen, reward=reward, done=turn.done,
                                      metadata={"sandbox_lost": self.episode.lost})
 

@@ -92,7 +92,8 @@ class EpisodeTurn:
     """The consequence of one answer of the policy.
 
     Attributes:
-        observation: the text that the policy sees next; empty after an answer without a command.
+        observation: the text that the policy sees next; empty after an answer without a command,
+            and after a command without output.
         done: whether the episode has ended.
         lost: whether it ended because its sandbox is gone.
     """
@@ -100,6 +101,12 @@ class EpisodeTurn:
     observation: str
     done: bool
     lost: bool = False
+
+    @property
+    def shown(self) -> bool:
+        """Whether the observation belongs into the policy's context. An empty one does too if the
+        policy answers again: its turn marks stand between the two answers."""
+        return bool(self.observation) or not self.done
 
 
 def action_in(answer: str) -> tuple[list[str], str] | None:

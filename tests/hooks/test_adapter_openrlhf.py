@@ -79,7 +79,8 @@ def test_an_episode_in_openrlhfs_order(cluster: LocalCluster, agent: Any) -> Non
     answers = ["<bash>echo 42 > answer</bash>", "<bash>cat answer</bash>", "Done."]
     told = asyncio.run(executor.execute("Write 42.", "grep -q 42 answer", answers))
     assert told["reward"] == 1.0 and told["extra_logs"] == {"sandbox_lost": 0.0}
-    assert "\n<observation>\n42\n</observation>\n" in told["text"]
+    silent, shown = (f"\n<observation>\n{text}\n</observation>\n" for text in ("", "42"))
+    assert told["text"] == f"Write 42.{answers[0]}{silent}{answers[1]}{shown}Done."
     assert eventually(lambda: sessions_open(cluster) == 0)
     again = asyncio.run(executor.execute("Write 42.", "grep -q 42 answer", answers[1:]))
     assert again["reward"] == 0.0

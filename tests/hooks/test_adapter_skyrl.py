@@ -71,6 +71,14 @@ def test_an_answer_without_a_command_ends_the_episode_with_its_reward(cluster: L
     env.close()
 
 
+def test_a_command_without_output_is_answered_by_an_empty_message(cluster: LocalCluster) -> None:
+    """Without a message, SkyRL would have the policy answer twice in a row."""
+    env = made("true")
+    assert env.step("<bash>echo 42 > answer</bash>")["observations"] == [
+        {"role": "user", "content": ""}]
+    env.close()
+
+
 def test_the_last_turn_is_scored_with_its_command(cluster: LocalCluster) -> None:
     env = made("grep -q 2 count", turns=2)
     assert env.step("<bash>echo 1 > count</bash>")["done"] is False
