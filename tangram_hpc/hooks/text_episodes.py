@@ -125,7 +125,10 @@ def action_in(answer: str) -> tuple[list[str], str] | None:
         call = json.loads(text)
         name, arguments = call["name"], call.get("arguments", {})
         argv, wanted = _ARGV[name]
-        return argv, str(arguments[wanted])
+        text = arguments[wanted]
+        if not isinstance(text, str):
+            raise TypeError
+        return argv, text
     except (ValueError, LookupError, TypeError, AttributeError):
         known = ", ".join(f"{tool}({wanted})" for tool, (_, wanted) in _ARGV.items())
         raise ValueError(f"this tool call cannot be read; known are {known}") from None

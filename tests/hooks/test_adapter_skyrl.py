@@ -103,7 +103,9 @@ def test_a_lost_sandbox_ends_the_episode_and_is_told_apart(cluster: LocalCluster
     ("<tool_call>{nothing}</tool_call>", "cannot be read; known are bash(command), python(code)"),
     ('<tool_call>{"name": "rm", "arguments": {}}</tool_call>', "cannot be read"),
     ('<tool_call>["bash"]</tool_call>', "cannot be read"),
-], ids=["bash", "python", "the last", "no JSON", "unknown", "no call"])
+    ('<tool_call>{"name": "python", "arguments": {"code": null}}</tool_call>', "cannot be read"),
+    ('<tool_call>{"name": "bash", "arguments": {"command": ["ls"]}}</tool_call>', "cannot be read"),
+], ids=["bash", "python", "the last", "no JSON", "unknown", "no call", "null", "a list"])
 def test_how_a_command_is_found(cluster: LocalCluster, action: str, told: str) -> None:
     env = made()
     assert told in seen(env, action)

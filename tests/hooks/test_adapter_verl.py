@@ -86,6 +86,10 @@ def test_several_tools_of_a_trajectory_share_its_session(cluster: LocalCluster) 
     say(shell, trajectory, command="echo from the shell > file")
     assert say(python, trajectory, code="print(open('file').read())").strip() == "from the shell"
     assert say(python, trajectory, wrong="x") == "missing parameter 'code'"
+    assert say(python, trajectory, code=None) == "missing parameter 'code'"
+    no_object: Any = ["print(1)"]
+    told = asyncio.run(python.execute("an id", no_object, agent_data=trajectory))
+    assert told[0].text == "missing parameter 'code'"
     assert eventually(lambda: sessions_open(cluster) == 1)
 
 

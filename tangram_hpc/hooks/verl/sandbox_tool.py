@@ -119,9 +119,12 @@ async def _show(session: Session, fields: dict[str, Any]) -> None:
 
 def _filled(part: str, parameters: dict[str, Any]) -> str:
     """Returns a part of the command, or the value of the parameter that it stands for. Raises
-    KeyError if the call has no such parameter."""
+    KeyError if the call has no such parameter, or null for it, or is no JSON object at all."""
     if part.startswith("{") and part.endswith("}"):
-        return str(parameters[part[1:-1]])
+        value = parameters.get(part[1:-1]) if isinstance(parameters, dict) else None
+        if value is None:
+            raise KeyError(part[1:-1])
+        return str(value)
     return part
 
 
