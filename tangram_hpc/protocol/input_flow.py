@@ -17,6 +17,7 @@ WINDOW = 64 * 1024  # bytes on their way to one command
 PIECE_MAX = 16 * 1024  # bytes of one message
 SIDE_MAX = 4096  # rows or columns of a terminal
 DETACH = 12  # USR2: sends a detachable command to the background
+DETACHED = "it goes on in the background"  # the reason of an action that ended so
 SIGNALS = (1, 2, 3, 10, 12, 15, 18, 20)  # HUP INT QUIT USR1 USR2 TERM CONT TSTP
 
 

@@ -84,9 +84,10 @@ WaitingStart = tuple[StartAttempt, "memoryview | None"]  # an order and its payl
 def _as_if_by_slurm(outcome: Outcome, payload: bytes | None) -> bool:
     """Whether a signal of Slurm's to a whole step may have ended an attempt: its command, a
     shell's child, or the execution process that ran the command. The end of that process leaves a
-    failure without any status and without a payload.
+    failure without any status and without a payload. A command that goes on in the background was
+    told to by its client.
     """
-    if outcome.state is not ActionState.FAILED:
+    if outcome.state is not ActionState.FAILED or outcome.reason == input_flow.DETACHED:
         return False
     code, number = outcome.exit_code, outcome.signal
     by_signal = number in _SLURMS or code - 128 in _SLURMS

@@ -146,6 +146,15 @@ def test_a_command_ended_by_a_signal_alone_is_reported_after_a_short_wait(number
                         ms.Released(1)]
 
 
+def test_a_command_that_goes_to_the_background_is_reported_at_once() -> None:
+    rig = Rig()
+    rig.start(1)
+    outcome = Outcome(ActionState.FAILED, signal=input_flow.DETACH, reason=input_flow.DETACHED)
+    rig.driver.finished(1, outcome, b"what it had written", True)
+    rig.hand.turn(0.01)
+    assert ms.Finished(1, outcome, True, 1) in rig.wire.said()
+
+
 @pytest.mark.parametrize("soon", [True, False])
 def test_a_queued_attempt_starts_once_the_executor_has_settled(soon: bool) -> None:
     rig = Rig()

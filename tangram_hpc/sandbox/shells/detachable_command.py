@@ -19,8 +19,11 @@ import time
 from collections.abc import Iterator, Set
 from contextlib import suppress
 
+import msgspec
+
+from ...domain.outcome import Outcome
 from ...domain.states import ActionState
-from ...protocol.input_flow import DETACH
+from ...protocol.input_flow import DETACH, DETACHED
 from ...protocol.payload import DetachableCall
 from ...protocol.process_frames import RunAction
 from ...resources import process_tree
@@ -132,6 +135,12 @@ class DetachableCommand(Command):
         if not self.detached and self.status is not None and (
                 os.WIFSIGNALED(self.status) and os.WTERMSIG(self.status) == DETACH):
             self.status = (128 + DETACH) << 8
+
+    def outcome(self) -> Outcome:
+        """See `Command.outcome`. The worker reports an end with the reason `DETACHED` at once, and
+        not as an end that Slurm may have caused."""
+        outcome = super().outcome()
+        return msgspec.structs.replace(outcome, reason=DETACHED) if self.detached else outcome
 
     def stop(self, state: ActionState, reason: str, kill_wait_ns: int) -> None:
         """Kills its process group at once, unlike `Command.stop`."""
