@@ -2,7 +2,8 @@
 
 Relative paths and `~` begin at the session's directory. A watcher finds changes by comparing two
 listings of its folder. A new listing is made when the client asks for events, and every second for
-a client that holds a stream open.
+a client that holds a stream open. What happens between two listings is told as one change: a new
+file that is not empty was made and written.
 """
 
 from __future__ import annotations
@@ -128,6 +129,8 @@ class Watcher:
             before = self.seen.get(name)
             if before is None:
                 events.append(_event(name, "CREATE"))
+                if kind == "file" and size:
+                    events.append(_event(name, "WRITE"))
             elif kind == "file" and before[1:3] != (size, when):
                 events.append(_event(name, "WRITE"))
             elif before[3] != mode:

@@ -78,7 +78,8 @@ def played(python: Path, cluster: LocalCluster) -> tuple[dict[str, Any], Recorde
     ("read", "text"), ("read-relative", "\x00\xff\r\n--"), ("read-two", "2"),
     ("read-gzip", "z" * 1000), ("ls", [["b.txt", "file", 4]]), ("info", "-rw-r--r--"),
     ("exists", [True, False]), ("mkdir", [True, False]), ("rename", "/tmp/m/x9"),
-    ("events", [["new", "create"]]), ("signed", "1"), ("pty-heard", True), ("is-running", True),
+    ("events", [["new", "create"], ["new", "write"]]), ("signed", "1"), ("pty-heard", True),
+    ("is-running", True),
     ("listing", [True]), ("listing-others", []), ("connect", "1"), ("fork-read", "zzz"),
     ("fork-kill", True), ("kill", True), ("kill-again", False), ("is-running-after", False)])
 def test_the_sdk_gives_what_its_user_expects(played: tuple[dict[str, Any], Recorder], step: str,

@@ -159,7 +159,7 @@ def test_folders_are_listed_made_moved_removed_and_watched(answers: dict[str, li
     assert answers["remove"][0].status == 200
     watched = [each for each in answers["events"] if "events" in each.json]
     assert [(each["name"], each["type"]) for each in watched[-1].json["events"]] == [
-        ("new", "EVENT_TYPE_CREATE")]
+        ("new", "EVENT_TYPE_CREATE"), ("new", "EVENT_TYPE_WRITE")]
 
 
 def test_a_terminal_is_sized_written_to_and_read(answers: dict[str, list[Answer]]) -> None:
