@@ -121,9 +121,13 @@ class Processes:
         process.fail(RpcError("deadline_exceeded", "the command ran into its timeout"))
         process.future.cancel()
         if process.detached:
-            task = asyncio.ensure_future(self._kill(process))
-            self._tasks.add(task)  # the loop itself keeps no reference to its tasks
-            task.add_done_callback(self._tasks.discard)
+            self._kill_soon(process)
+
+    def _kill_soon(self, process: SandboxProcess) -> None:
+        """Begins to kill a command that runs in the background and counts as ended."""
+        task = asyncio.ensure_future(self._kill(process))
+        self._tasks.add(task)  # the loop itself keeps no reference to its tasks
+        task.add_done_callback(self._tasks.discard)
 
     async def _kill(self, process: SandboxProcess) -> None:
         assert process.started is not None
@@ -169,12 +173,10 @@ class Processes:
     # ---- its end ----
 
     def _left(self, process: SandboxProcess, future: Future) -> None:
-        """Notes that the action of a command has ended."""
+        """Notes that the action of a command has ended. A command that was killed, or whose time
+        was over, may have gone to the background just before."""
         if self._front is process:
             self._front = None
-        if process.ended:
-            self._forget(process)
-            return
         result: Any = None
         try:
             result = future.result()
@@ -186,9 +188,9 @@ class Processes:
             if result.signal == LET_GO and process.started is not None:
                 process.detached = True
                 process.left.set()
-                self._follower.follow(process)
-                return
-            self._tell_end(process, result)
+                return self._kill_soon(process) if process.ended else self._follower.follow(process)
+            if not process.ended:
+                self._tell_end(process, result)
         self._forget(process)
 
     def _tell_end(self, process: SandboxProcess, result: ExecResult) -> None:
@@ -291,16 +293,18 @@ class Processes:
     async def signal(self, process: SandboxProcess, number: int) -> None:
         """Sends SIGTERM or SIGKILL to a command with all processes of its group."""
         if isinstance(process, SandboxTerminal):
-            process.close()
-        elif number == signal.SIGKILL and not process.detached:
+            return process.close()
+        if number == signal.SIGKILL and not process.detached:
             process.future.cancel()
-        else:
-            await self.make_room()
-            if process.started is not None and not process.ended:
-                name = signal.Signals(number).name[3:]
-                await self._aside(f"kill -s {name} -- -{process.started.pid}")
-                if number == signal.SIGKILL:  # without a wait for its exit code
-                    await self._follower.killed(process)
+            await process.left.wait()
+            if process.ended:
+                return  # else it had gone to the background before
+        await self.make_room()
+        if process.started is not None and not process.ended:
+            name = signal.Signals(number).name[3:]
+            await self._aside(f"kill -s {name} -- -{process.started.pid}")
+            if number == signal.SIGKILL:  # without a wait for its exit code
+                await self._follower.killed(process)
 
     async def send_input(self, process: SandboxProcess, kind: str, data: bytes) -> None:
         """Sends input to a command or a terminal.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import signal
 import time
 import weakref
 from concurrent.futures import Future
@@ -15,20 +16,22 @@ from typing import Any, cast
 import pytest
 from fastapi import FastAPI
 
-from tangram_hpc import ActionFailed, ClientClosed, InvalidInput
+from tangram_hpc import ActionFailed, ActionState, ClientClosed, ExecResult, InvalidInput
 from tangram_hpc.http_api.e2b.control_routes import control_routes
 from tangram_hpc.http_api.e2b.images import E2bOptions, Wanted, read_options, wanted
 from tangram_hpc.http_api.e2b.processes import Processes
 from tangram_hpc.http_api.e2b.records import RecordFolder, SandboxRecord
-from tangram_hpc.http_api.e2b.running_command import CommandConfig
+from tangram_hpc.http_api.e2b.running_command import CommandConfig, WireEvent
 from tangram_hpc.http_api.e2b.sandboxes import SandboxRegistry
 from tangram_hpc.http_api.e2b.started_command import (
+    KILLED,
+    LET_GO,
     Started,
     name_of,
     read_exit_code,
     read_first_line,
 )
-from tangram_hpc.http_api.e2b.wire_errors import ApiError
+from tangram_hpc.http_api.e2b.wire_errors import ApiError, RpcError
 
 # ---- images and amounts -------------------------------------------------------------------------
 
@@ -158,6 +161,52 @@ def test_a_command_that_has_ended_is_not_kept_until_its_timeout() -> None:
         return seen() is not None
 
     assert not asyncio.run(kept())
+
+
+@pytest.mark.parametrize("over", [False, True], ids=["killed", "its time is over"])
+def test_a_command_that_goes_to_the_background_as_it_is_killed_is_killed_there(over: bool) -> None:
+    ran: list[str] = []
+
+    class Asked(Future[Any]):
+        def cancel(self) -> bool:  # a request, which comes too late here
+            self.set_result(ExecResult(ActionState.FAILED, 140, LET_GO, b"", b"", (0, 0), ""))
+            return True
+
+    def begin(argv: list[str], *, on_output: Any, **others: Any) -> Future[Any]:
+        on_output(1, b"12 /tmp/e2b/1\n")
+        return Asked()
+
+    def aside(argv: list[str], **others: Any) -> Future[Any]:
+        ran.append(argv[2])
+        ended: Future[Any] = Future()
+        ended.set_result(ExecResult(ActionState.COMPLETED, 0, 0, b"", b"", (0, 0), ""))
+        return ended
+
+    async def none(*told: Any, **named: Any) -> tuple[()]:
+        return ()
+
+    async def kill() -> WireEvent | None:
+        session: Any = SimpleNamespace(name="e2b-x", exec_detachable=begin, exec=aside,
+                                       listing=none, remove=none)
+        processes = Processes(session, (1, 1), False)
+        process, listener = await processes.start(
+            CommandConfig("/bin/sleep"), False, 0.01 if over else None)
+        if not over:
+            await processes.signal(process, signal.SIGKILL)
+        try:
+            return await asyncio.wait_for(listener.get(), 5)
+        except RpcError:
+            while list(processes.all()):
+                await asyncio.sleep(0.01)
+            raise
+
+    if over:
+        with pytest.raises(RpcError, match="ran into its timeout"):
+            asyncio.run(kill())
+    else:
+        told = asyncio.run(kill())
+        assert told is not None and told["end"]["exitCode"] == KILLED
+    assert ran == ["kill -s KILL -- -12"]
 
 
 # ---- what a command's action tells ---------------------------------------------------------------
