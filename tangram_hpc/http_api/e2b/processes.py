@@ -145,7 +145,7 @@ class Processes:
             self._loop.call_soon_threadsafe(self._heard, process, head, stream, data)
 
         return self._session.exec_detachable(
-            [config.cmd, *config.args], reads_input=process.reads_input, cwd=config.cwd,
+            [config.cmd, *config.args], reads_input=process.reads_input, cwd=config.directory,
             env=config.envs, cpus=self._cpus, timeout=timeout_s, output_max=OUTPUT_MAX,
             on_output=heard, user=self._user(config.user),
             name=name_of([config.cmd, *config.args]))

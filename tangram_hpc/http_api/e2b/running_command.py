@@ -28,7 +28,7 @@ class CommandConfig:
         cmd: the program.
         args: its arguments.
         envs: environment variables besides the sandbox's.
-        cwd: its directory; empty for the session's.
+        cwd: its directory, as the client named it; empty for the session's.
         tag: a name that the client gave it; empty for none.
         user: the user that the client asked for; empty for the sandbox's.
     """
@@ -39,6 +39,11 @@ class CommandConfig:
     cwd: str = ""
     tag: str = ""
     user: str = ""
+
+    @property
+    def directory(self) -> str:
+        """Its directory, from the session's, at which `~` begins, too."""
+        return self.cwd[1:].lstrip("/") if f"{self.cwd}/".startswith("~/") else self.cwd
 
     def told(self) -> WireEvent:
         """Returns the configuration as the wire writes it."""

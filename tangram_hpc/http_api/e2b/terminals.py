@@ -38,7 +38,7 @@ class SandboxTerminal(SandboxProcess):
         self.pid = next(numbers)
         self._loop = asyncio.get_running_loop()
         self._pty = session.pty([config.cmd, *config.args], rows=size[0], cols=size[1], echo=True,
-                                cwd=config.cwd, env=config.envs, cpus=cpus, timeout=timeout_s,
+                                cwd=config.directory, env=config.envs, cpus=cpus, timeout=timeout_s,
                                 name="terminal", user=user)
         self.future = self._pty.future
         self.ready.set()

@@ -189,6 +189,20 @@ def test_a_command_goes_on_when_its_stream_is_cut_and_can_be_followed_again(
     player.control("DELETE", f"/sandboxes/{player.known['ID']}")
 
 
+@pytest.mark.parametrize(("cwd", "place"), [
+    ("~", "/session"), ("~/folder", "/session/folder"), ("folder", "/session/folder"),
+    ("~other", "/session/~other")])
+def test_a_commands_directory_begins_at_that_of_the_session(cluster: LocalCluster, cwd: str,
+                                                            place: str) -> None:
+    player = Player.of(cluster)
+    player.create()
+    player.run("mkdir folder '~other'")
+    told = player.stream("process.Process/Start", {"process": {
+        "cmd": "/bin/pwd", "args": [], "envs": {}, "cwd": cwd}})
+    assert told.output().decode() == f"{place}\n"
+    player.control("DELETE", f"/sandboxes/{player.known['ID']}")
+
+
 def test_a_timeout_ends_a_command_in_the_background_too(cluster: LocalCluster) -> None:
     player = Player.of(cluster)
     player.create()
