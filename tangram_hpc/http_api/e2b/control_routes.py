@@ -74,6 +74,8 @@ def _making(router: APIRouter, sandboxes: SandboxRegistry) -> None:
     @router.post("/v2/sandboxes", status_code=201)
     async def create(new: NewSandbox, http: Request) -> SandboxAnswer:
         """Makes a sandbox; answers when commands can run in it."""
+        if unserved := new.unserved(sandboxes.options.network):
+            raise ApiError(501, unserved)
         key = http.headers.get("idempotency-key", "")[:256]
         making = asyncio.ensure_future(sandboxes.create(
             _owner(http), new.templateID, new.timeout, metadata=new.metadata or {},

@@ -36,6 +36,7 @@ _Text = Annotated[str, Field(max_length=1 << 17, pattern=r"^[^\x00]*$")]
 _Name = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00=]*$")]
 _Variables = Annotated[dict[_Name, _Text], Field(max_length=256)]
 _Notes = Annotated[dict[_Text, _Text], Field(max_length=256)]
+_FILTERS = ("denyOut", "rules", "egressProxy")  # of `network`: what bounds or changes its use
 
 
 class NewSandbox(BaseModel):
@@ -48,6 +49,9 @@ class NewSandbox(BaseModel):
         envVars: environment variables of all its commands.
         allow_internet_access: False if the sandbox shall have no network; otherwise it has the
             network if the server allows it.
+        network: E2B's filters of the network.
+        volumeMounts: volumes for the sandbox.
+        autoPause: whether the sandbox shall be paused, and not closed, when its time is over.
     """
 
     templateID: Annotated[str, Field(max_length=512)] = BASE
@@ -55,6 +59,27 @@ class NewSandbox(BaseModel):
     metadata: _Notes | None = None
     envVars: _Variables | None = None
     allow_internet_access: StrictBool | None = None
+    network: dict[str, Any] | None = None
+    volumeMounts: list[Any] | None = None
+    autoPause: StrictBool | None = None
+
+    def unserved(self, network: bool) -> str:
+        """Returns one line about what the client wants and this server cannot do; empty if there is
+        nothing.
+
+        Args:
+            network: whether the server lets sandboxes have the network.
+        """
+        if self.volumeMounts:
+            return "volumeMounts: this server has no volumes; write the files into the sandbox"
+        if self.autoPause:
+            return ("autoPause: sandboxes of this server cannot be paused; they are closed when "
+                    "their timeout is over, so give a longer one")
+        filters = [each for each in _FILTERS if (self.network or {}).get(each)]
+        if filters and network and self.allow_internet_access is not False:
+            return (f"network: {filters[0]}: this server does not filter a sandbox's network; "
+                    "allow_internet_access=False gives it none")
+        return ""
 
 
 class SandboxTimeout(BaseModel):

@@ -242,9 +242,11 @@ def test_a_command_is_named_by_its_first_program(line: str, name: str) -> None:
 def test_a_sandbox_that_is_ready_as_its_client_hangs_up_is_ended(when: str, key: bytes) -> None:
     """In Python 3.10 and 3.11 `wait_for` returns a result although it was cancelled."""
     ended: list[object] = []
-    made = object()
+    made, offered = object(), options()
 
     class Sandboxes:
+        options = offered
+
         async def create(self, *told: object, **named: object) -> object:
             if when == "when it is cancelled":
                 with contextlib.suppress(asyncio.CancelledError):

@@ -75,6 +75,30 @@ def test_what_is_not_served_does_not_say_that_the_sandbox_is_gone(
     assert players[0].control(method, f"/sandboxes/none/{path}", {}).status == 404
 
 
+@pytest.mark.parametrize("wanted", [
+    {"volumeMounts": [{"name": "v", "path": "/data"}]}, {"autoPause": True}])
+def test_a_sandbox_that_would_lose_its_files_is_not_made(players: tuple[Player, Player],
+                                                         wanted: dict[str, Any]) -> None:
+    before = players[0].control("GET", "/v2/sandboxes").json
+    told = players[0].control("POST", "/v2/sandboxes", {"templateID": "base", **wanted})
+    assert told.status == 501 and told.json["message"].startswith(f"{next(iter(wanted))}: ")
+    assert players[0].control("GET", "/v2/sandboxes").json == before
+
+
+@pytest.mark.parametrize("filters", [
+    {"denyOut": ["0.0.0.0/0"]}, {"rules": {"a.org": []}}, {"egressProxy": {"address": "a:1"}}])
+def test_a_sandbox_has_no_network_that_its_client_wants_filtered(tmp_path: Path,
+                                                                 filters: dict[str, Any]) -> None:
+    with LocalCluster(cpus=1, home=tmp_path) as cluster, Serving(
+            cluster, "--e2b-network") as server:
+        player = Player(server.url, server.key)
+        wanted = {"templateID": "base", "network": {"allowOut": ["1.1.1.1"], **filters}}
+        told = player.control("POST", "/v2/sandboxes", wanted)
+        assert told.status == 501 and told.json["message"].startswith("network: ")
+        for rest in ({"allow_internet_access": False}, {"network": {"allowPublicTraffic": False}}):
+            assert player.control("POST", "/v2/sandboxes", {**wanted, **rest}).status == 201
+
+
 @pytest.mark.attack("rank", "sessions")
 def test_a_client_sees_its_own_sandboxes_only(players: tuple[Player, Player]) -> None:
     alice, bob = players
