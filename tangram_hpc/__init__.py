@@ -58,6 +58,7 @@ _HOMES = {
     "Throttled": "errors",
     "Transient": "errors",
     "WrongWorld": "errors",
+    "WouldDeadlock": "errors",
 }
 
 __all__ = ["__version__", *_HOMES]

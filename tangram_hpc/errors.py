@@ -65,6 +65,12 @@ class ClientClosed(BrokerUnreachable):
     """
 
 
+class WouldDeadlock(TangramError, RuntimeError):
+    """The call could never return where it was made: a callback would wait for the client whose
+    thread calls it, or a signal handler has interrupted another call of the same client.
+    """
+
+
 class ActionFailed(TangramError):
     """An action ended in another state than COMPLETED.
 

@@ -1,4 +1,4 @@
-"""Locks and futures that ^C leaves usable.
+"""Locks and futures that ^C leaves usable, and that do not let a signal handler wait for ever.
 
 Python raises the KeyboardInterrupt of a ^C in the main thread, after any call of a function that is
 written in C, and at the beginning of any function of Python. If that comes just after a lock was
@@ -7,6 +7,9 @@ on after a ^C, as a notebook does, then has a client whose own thread waits for 
 
 A `with` statement over a lock of C is safe, since Python does not look for signals between the two.
 `threading.Condition` and what is made of it are not, as their `__enter__` is a function of Python.
+
+A handler of the user's own runs in the same places. What it calls may need a lock that the
+interrupted thread holds, which goes on only after the handler. A `CallersLock` raises then.
 """
 
 from __future__ import annotations
@@ -17,7 +20,52 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from .errors import WouldDeadlock
+
 _T = TypeVar("_T")
+_RLock: Any = type(threading.RLock())
+
+
+class CallersLock(_RLock):  # type: ignore[misc]
+    """A lock for `with` and `if_free`. A thread that holds it already gets an error, where it would
+    wait for itself with a `threading.Lock`.
+
+    Attributes:
+        served_by: the id of the thread that ends the futures of what the lock is of; 0 for none.
+    """
+
+    served_by = 0
+
+    @property
+    def __enter__(self) -> Callable[[], bool]:
+        # `with` calls what this returns, a function of C, so ^C does not leave the lock taken
+        if self._is_owned():
+            self._refuse()
+        return self.acquire  # type: ignore[no-any-return]
+
+    @property
+    def served_here(self) -> bool:
+        """Whether the calling thread is the thread `served_by`."""
+        return threading.get_ident() == self.served_by
+
+    def check_wait(self) -> None:
+        """Called before a wait for a future that the thread `served_by` ends.
+
+        Raises:
+            WouldDeadlock: this is that thread, or it needs the lock, which the calling thread holds
+                since a signal handler has interrupted it.
+        """
+        if self.served_here:
+            raise WouldDeadlock("a callback (of add_done_callback, on_output or the like) cannot "
+                                "wait for its own client, whose thread calls it; let it put what "
+                                "is to be done into a queue, and wait in another thread")
+        if self._is_owned():
+            self._refuse()
+
+    def _refuse(self) -> None:
+        raise WouldDeadlock("a signal handler has interrupted a call of the same client in this "
+                            "thread, which cannot go on before the handler returns; let the "
+                            "handler set a flag, and call the client where the program sees it")
 
 
 class InterruptibleCondition(threading.Condition):
@@ -32,17 +80,30 @@ class PlainFuture(concurrent.futures.Future[_T]):
     the other thread from ending it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lock: CallersLock | None = None) -> None:
+        """Args:
+            lock: the lock of what ends the future; None for a future for which nobody can wait in
+                vain.
+        """
         super().__init__()
         self._condition = InterruptibleCondition()
+        self._lock = lock
+
+    def result(self, timeout: float | None = None) -> _T:
+        """As in the base class, but it raises `WouldDeadlock` where the wait could not end."""
+        if self._lock is not None and timeout != 0 and not self.done():
+            self._lock.check_wait()
+        return super().result(timeout)
 
 
-def if_free(lock: Any, work: Callable[[], _T]) -> _T | None:
-    """Calls a function under a lock if the lock is free; never waits for it.
+def if_free(lock: CallersLock, work: Callable[[], _T]) -> _T | None:
+    """Calls a function under a lock if the lock is free, also of this thread; never waits for it.
 
     Returns:
         What the function returned; None if the lock was not free.
     """
+    if lock._is_owned():
+        return None
     taken: list[bool] = []
     try:
         taken.extend(map(lock.acquire, (False,)))  # one step: ^C comes when `taken` is right

@@ -18,7 +18,7 @@ import concurrent.futures
 from collections.abc import Callable
 
 from ..errors import InvalidInput, SessionLost, TangramError
-from ..interrupts import PlainFuture
+from ..interrupts import CallersLock, PlainFuture
 from ..protocol import message as ms
 from ..protocol import payload as pl
 from ..protocol.reading import reader
@@ -33,7 +33,8 @@ Records = dict[int, SessionRecord]  # by session id
 class Attachments:
     """The requests to attach of one client, and the end of its attachments."""
 
-    def __init__(self) -> None:
+    def __init__(self, lock: CallersLock) -> None:
+        self._lock = lock  # the connection's, which the futures of its sessions need
         # requests that are under way, by number
         self._asked: dict[int, tuple[ms.AttachSession, AttachAnswer]] = {}
         self._unwanted: dict[int, None] = {}  # attached sessions whose callers had given up
@@ -43,7 +44,7 @@ class Attachments:
 
     def ask(self, message: ms.AttachSession) -> AttachAnswer:
         """Notes a request; its future ends with the record of the session."""
-        answer: AttachAnswer = PlainFuture()
+        answer: AttachAnswer = PlainFuture(self._lock)
         self._asked[message.request] = message, answer
         return answer
 
@@ -59,8 +60,8 @@ class Attachments:
         record = records.get(number)
         if record is None:
             more = pl.SessionContext() if context is None else _read_context(context)
-            record = records[number] = SessionRecord(told.spec, dict(more.env), more.trajectory,
-                                                     owned=False, may_close=False)
+            record = records[number] = SessionRecord(self._lock, told.spec, dict(more.env),
+                                                     more.trajectory, owned=False, may_close=False)
         if not record.token or (told.may_close and not record.may_close):
             record.token, record.may_close = message.token, told.may_close
         record.hold = record.hold or message.hold

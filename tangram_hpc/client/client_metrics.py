@@ -11,7 +11,6 @@ Nothing here keeps single actions; `tangram acct` lists those.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ import msgspec
 
 from ..domain.action import Action, Kind
 from ..domain.states import ActionState
+from ..interrupts import CallersLock
 from ..protocol.message import ActionResult
 
 _S = 1e9
@@ -118,7 +118,7 @@ class ActionWindows:
     """The windows of all groups since the last reading. Several threads may use the object."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = CallersLock()
         self._windows = _empty()
 
     def add(self, action: Action, result: ActionResult, act_ns: int, direct: bool = False) -> None:

@@ -42,7 +42,7 @@ from ..errors import (
     SessionLost,
     TangramError,
 )
-from ..interrupts import PlainFuture, if_free
+from ..interrupts import CallersLock, PlainFuture, if_free
 from ..ports import Channel, ChannelLost, Dial, Store
 from ..protocol import message as ms
 from ..protocol import payload as pl
@@ -110,7 +110,7 @@ class Connection:
         self._dials, self._back_within_s = list(dials), back_within_s
         self._uid, self._name, self._rank, self._size = uuid.uuid4().hex, name, rank, size
         self._tenant = tenant
-        self._lock = threading.Lock()  # held to change anything below, except to remove entries
+        self._lock = CallersLock()  # held to change anything below, except to remove entries
         self._outbox = Outbox()  # messages that were not sent yet
         self._woken = False  # whether the thread was woken for the messages in the outbox
         self._numbers = itertools.count(1)
@@ -124,7 +124,7 @@ class Connection:
         self._deferred: deque[tuple[int, ms.Message]] = deque()
         self._to_cancel: deque[int] = deque()
         self._credit = SubmissionCredit()  # which actions among `_pending` are not sent yet
-        self._attachments = Attachments()
+        self._attachments = Attachments(self._lock)
         self._streams = OpenStreams()
         self.windows = ActionWindows()
         self._acks, self._ack_bytes = list[int](), 0  # results that were not acknowledged
@@ -200,7 +200,7 @@ class Connection:
                 self._check_open()
                 if future is None:
                     future = Future(action.id, self.cancel,
-                                    self.interrupt if kind is Kind.EXEC else None)
+                                    self.interrupt if kind is Kind.EXEC else None, self._lock)
                 future.action = action.id
                 pending = Pending(action, payload, future, trusted, time.monotonic_ns(), on_output,
                                   session=session, stored=stored, uploaded=uploaded, reader=reader,
@@ -288,7 +288,8 @@ class Connection:
         with self._lock:
             self._check_open()
             spec = msgspec.structs.replace(spec, id=self.new_id())
-            record = self._sessions[spec.id] = SessionRecord(spec, env, trajectory, token)
+            record = self._sessions[spec.id] = SessionRecord(self._lock, spec, env, trajectory,
+                                                                   token)
             self._opening.add(spec.id)
             self._put(ms.RequestSession(spec, n=1 if context else 0), context)
         return record
@@ -296,6 +297,7 @@ class Connection:
     def attach(self, handle: SessionHandle, hold: bool, timeout_s: float) -> SessionRecord:
         """Attaches to a shared session; see `Client.attach`."""
         timeout_s = seconds_of(timeout_s, "timeout_s")
+        self._lock.check_wait()
         with self._lock:
             self._check_open()
             message = ms.AttachSession(self.new_id(), handle.name, handle.token, hold)
@@ -404,7 +406,7 @@ class Connection:
         Raises:
             TangramError: the question is too long, or the connection has ended.
         """
-        answer: concurrent.futures.Future[Any] = PlainFuture()
+        answer: concurrent.futures.Future[Any] = PlainFuture(self._lock)
         with self._lock:
             self._check_open()
             number = self.new_id()
@@ -430,7 +432,8 @@ class Connection:
             self._put_acks()
             self._put(ms.Bye())
             self._closing = True
-        self._thread.join(10)
+        if not self._lock.served_here:  # a callback cannot wait for its thread
+            self._thread.join(10)
 
     def __reduce__(self) -> NoReturn:
         raise InvalidInput("a client cannot be sent to another process; call "
@@ -439,7 +442,7 @@ class Connection:
     def disown(self) -> None:
         """Makes this copy useless in the child of a fork; see `forked`."""
         error = not_ours("client", self.owner, self.again)
-        self._lock, self._closing, self.failure = threading.Lock(), True, error
+        self._lock, self._closing, self.failure = CallersLock(), True, error
         if self._channel is not None:
             self._channel.abandon()
         self._channel, self._outbox, self._credit = None, Outbox(), SubmissionCredit()
@@ -462,7 +465,8 @@ class Connection:
 
     def _check_open(self) -> None:
         """Raises the error that ended this connection, if it has ended; lock held."""
-        check_python_runs()
+        if sys.is_finalizing():
+            check_python_runs()
         if self.failure is not None:
             raise self.failure
         if self._closing:
@@ -509,6 +513,7 @@ class Connection:
     # ---- the thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
+        self._lock.served_by = threading.get_ident()
         try:
             self._serve(self._open(first=True))
         except TangramError as error:

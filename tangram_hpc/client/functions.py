@@ -15,7 +15,6 @@ import functools
 import io
 import pickle
 import sys
-import threading
 import types
 from collections import ChainMap
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import InvalidInput, described
+from ..interrupts import CallersLock
 from ..protocol import payload as pl
 from ..protocol.process_frames import PAYLOAD_MAX
 from .request import check_size
@@ -65,7 +65,7 @@ class FunctionCache:
     """The most recently uploaded functions, up to a number and a total size."""
 
     def __init__(self, store: StoredPayloads) -> None:
-        self._store, self._lock = store, threading.Lock()
+        self._store, self._lock = store, CallersLock()
         self._known: dict[int, UploadedFunction] = {}  # by id() of the function, oldest first
         self._bytes = 0  # the sum of their sizes
 

@@ -31,7 +31,7 @@ from ..domain.ids import show
 from ..domain.rollouts import Routed
 from ..domain.states import ActionState
 from ..errors import ActionFailed, ActionOutOfMemory, ActionTimeout, ClientClosed, InvalidInput
-from ..interrupts import InterruptibleCondition
+from ..interrupts import CallersLock, InterruptibleCondition
 from ..protocol.input_flow import SIGNALS
 from ..protocol.message import ActionResult
 
@@ -176,13 +176,14 @@ _PYTHON_ENDS = ("Python is ending, so a client can neither submit nor wait; clos
                 "before, in a with block or a function of atexit")
 # Held while a future without a condition ends, and while a condition is made. So a waiter either
 # sees the end, or has a condition by which the end wakes it.
-_gate = threading.Lock()
+# A signal handler may take it once more, in the thread that it has interrupted.
+_gate = threading.RLock()
 
 
 def _forked() -> None:
     global _gate
     # A thread that held the old lock does not exist in the child and would never release it.
-    _gate = threading.Lock()
+    _gate = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -207,7 +208,8 @@ class Future(concurrent.futures.Future[Any]):
     """
 
     def __init__(self, action: int, cancel: Callable[[int], None],
-                 interrupt: Callable[[int, int], None] | None = None) -> None:
+                 interrupt: Callable[[int, int], None] | None = None,
+                 lock: CallersLock | None = None) -> None:
         # the attributes that the base class's __init__ sets, except those that `_condition` makes
         # later
         self._state = PENDING
@@ -216,7 +218,7 @@ class Future(concurrent.futures.Future[Any]):
         self._made: InterruptibleCondition | None = None
         self.action = action
         self.told: tuple[ActionResult, int] | None = None
-        self._cancel, self._interrupt = cancel, interrupt
+        self._cancel, self._interrupt, self._lock = cancel, interrupt, lock
 
     @property
     def _condition(self) -> InterruptibleCondition:  # type: ignore[override]
@@ -227,10 +229,11 @@ class Future(concurrent.futures.Future[Any]):
             self._exception, self._state = ClientClosed(_PYTHON_ENDS), FINISHED
         if self._made is None:
             with _gate:
-                if self._made is None:
+                made = InterruptibleCondition()
+                if self._made is None:  # no call from here on: no signal handler comes in between
                     self._waiters: list[Any] = []
                     self._done_callbacks: list[Callable[[Any], object]] = []
-                    self._made = InterruptibleCondition()
+                    self._made = made
         return self._made
 
     def set_result(self, result: Any) -> None:
@@ -252,15 +255,29 @@ class Future(concurrent.futures.Future[Any]):
             TimeoutError: the action has not ended in time.
             CancelledError: this client cancelled the action.
             ActionFailed: the action has no value; a subclass says why.
+            WouldDeadlock: the wait could not end where it was begun: in a callback of this client,
+                or in a signal handler that has interrupted a call of it.
         """
         if self._state == FINISHED and self._exception is None:
             return self._result
+        self._check_wait(timeout)
         try:
             return super().result(timeout)
         finally:
             # Otherwise an error would hold this frame, and the frame the future with its error: a
             # cycle that keeps the caller's arguments until a garbage collection.
             del self
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Waits for the end and returns what `result` would raise; None for an action with a value.
+        It raises what `result` raises for a wait that ends too early."""
+        self._check_wait(timeout)
+        return super().exception(timeout)
+
+    def _check_wait(self, timeout: float | None) -> None:
+        """Raises `WouldDeadlock` where a wait for this future could not end."""
+        if self._lock is not None and timeout != 0 and not self.done():
+            self._lock.check_wait()
 
     def _invoke_callbacks(self) -> None:
         super()._invoke_callbacks()  # type: ignore[misc]
@@ -374,6 +391,8 @@ def as_completed(futures: Iterable[Future], timeout: float | None = None) -> Ite
     count, hear = len(waiting), ended.put
     try:
         for each in waiting:
+            if isinstance(each, Future):
+                each._check_wait(timeout)
             each.add_done_callback(hear)
         while waiting:
             if ended.empty():

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from ..domain.session import SessionSpec, why_ended
 from ..errors import InfeasibleRequest, SessionLost, TangramError
-from ..interrupts import PlainFuture
+from ..interrupts import CallersLock, PlainFuture
 from ..protocol import message as ms
 from .forked import end_copy
 from .future import check_python_runs
@@ -67,14 +67,14 @@ class SessionRecord:
     __slots__ = ("attachments", "closed", "env", "hold", "image_digest", "may_close", "node",
                  "opened", "owned", "spec", "token", "trajectory", "wait_s", "why_ended")
 
-    def __init__(self, spec: SessionSpec, env: dict[str, str], trajectory: str, token: str = "",
-                 owned: bool = True, may_close: bool = True) -> None:
+    def __init__(self, lock: CallersLock, spec: SessionSpec, env: dict[str, str], trajectory: str,
+                 token: str = "", owned: bool = True, may_close: bool = True) -> None:
         self.spec, self.env, self.trajectory = spec, env, trajectory
         self.token, self.owned, self.may_close = token, owned, may_close
         self.hold, self.attachments = False, 0
         self.node, self.why_ended, self.wait_s, self.image_digest = "", "", 0.0, ""
-        self.opened: SessionFuture[None] = SessionFuture()
-        self.closed: SessionFuture[str] = SessionFuture()
+        self.opened: SessionFuture[None] = SessionFuture(lock)
+        self.closed: SessionFuture[str] = SessionFuture(lock)
 
     def on_up(self, message: ms.SessionUp) -> None:
         """Records that the session was admitted, or that it moved to another node."""

@@ -12,12 +12,11 @@ the broker removes them.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Mapping
 
 from ..domain.ids import client_of
-from ..interrupts import if_free
+from ..interrupts import CallersLock, if_free
 from ..ports import Store
 from ..protocol.payload import owner_by_name
 
@@ -33,7 +32,7 @@ class StoredPayloads:
     def __init__(self, store: Store, client: int) -> None:
         self._store, self._owner = store, f"{client}.call"
         # held while an entry is written, so that each counted entry exists
-        self._lock = threading.Lock()
+        self._lock = CallersLock()
         self._users: dict[str, int] = {}  # name of an entry -> its count of users
         self._released: deque[str] = deque()  # releases that are not yet counted; see `_settle`
 

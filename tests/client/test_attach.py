@@ -30,6 +30,7 @@ from tangram_hpc.client.session_record import SessionRecord
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.ids import mint
 from tangram_hpc.domain.session import SessionSpec
+from tangram_hpc.interrupts import CallersLock
 from tangram_hpc.protocol import message as ms
 from tangram_hpc.storage.journal import read_journal
 
@@ -427,7 +428,7 @@ def test_a_late_answer_does_not_detach_a_client_that_attaches_again() -> None:
     """The caller of the first request gives up, and its answer comes after the second request was
     sent: to leave the session then would undo the second attachment."""
     spec, records = SessionSpec(mint(7, 1), "shared"), dict[int, SessionRecord]()
-    attachments = Attachments()
+    attachments = Attachments(CallersLock())
     attachments.ask(ms.AttachSession(1, "shared", "t"))
     assert attachments.give_up(1, records) == []
     second = attachments.ask(ms.AttachSession(2, "shared", "t"))
@@ -437,7 +438,7 @@ def test_a_late_answer_does_not_detach_a_client_that_attaches_again() -> None:
 
 
 def test_an_attachment_whose_caller_gave_up_is_detached() -> None:
-    spec, attachments = SessionSpec(mint(7, 1), "shared"), Attachments()
+    spec, attachments = SessionSpec(mint(7, 1), "shared"), Attachments(CallersLock())
     attachments.ask(ms.AttachSession(1, "shared", "t"))
     attachments.give_up(1, {})
     assert attachments.answered(ms.Attached(1, spec), None, {}) == [ms.DetachSession(spec.id)]

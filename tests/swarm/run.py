@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import shutil
 import tempfile
-import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -140,7 +139,7 @@ def _world_of(plan: Plan) -> Iterator[Callable[[Job], None]]:
             replace(module, "ThreadPoolExecutor", threads)
         replace(checkpoint, "EVENTS_MIN", plan.checkpoint)
         replace(connection, "threading", SimpleNamespace(
-            Lock=threading.Lock, Event=StrandEvent,
+            get_ident=lambda: 0, Event=StrandEvent,  # strands share one thread
             Thread=lambda target, name, daemon: _ClientThread(world, target)))
 
     try:

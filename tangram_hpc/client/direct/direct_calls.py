@@ -20,7 +20,6 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED
@@ -32,7 +31,7 @@ from ...domain.action import Kind
 from ...domain.outcome import too_long
 from ...domain.states import ActionState
 from ...errors import ActionFailed, ActionTimeout, ClientClosed, InvalidInput, ProtocolError
-from ...interrupts import if_free
+from ...interrupts import CallersLock, if_free
 from ...ports import DirectListener, DirectTransport
 from ...protocol import payload as pl
 from ...protocol.direct_frames import DirectReply
@@ -78,7 +77,7 @@ class DirectCalls:
         self._timeout, self._retries = timeout, retries
         self._idle_s, self._term_s = float(idle_s), float(term_s)
         self._functions = DirectFunctions()
-        self._lock = threading.Lock()  # held during a call
+        self._lock = CallersLock()  # held during a call
         self._lease: DirectLease | None = None
         self._listener: DirectListener | None = None
         # ends when this object is closed, which ends all waits
@@ -153,7 +152,7 @@ class DirectCalls:
 
     def disown(self) -> None:
         """Closes the copies in the child of a fork; see `forked.Forkable`."""
-        self._lock = threading.Lock()
+        self._lock = CallersLock()
         lease, self._lease = self._lease, None
         listener, self._listener = self._listener, None
         if lease is not None:

@@ -7,11 +7,11 @@ allows.
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import NoReturn
 
 from ...domain.action import Action, Kind
+from ...interrupts import CallersLock
 from ...protocol import message as ms
 from ..connection import Connection
 from ..forked import watch_forks
@@ -27,7 +27,7 @@ class GrantSource:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._lock = threading.Lock()
+        self._lock = CallersLock()
         self._limits: dict[str, ClientRateLimit] = {}  # endpoint -> its rate limit in this process
         watch_forks(self)
 
@@ -36,7 +36,7 @@ class GrantSource:
 
     def disown(self) -> None:
         """Replaces the lock in the child of a fork: a thread of the parent may have held it."""
-        self._lock = threading.Lock()
+        self._lock = CallersLock()
 
     def request(self, endpoint: str, name: str, trajectory: str | int = "") -> GrantRequest:
         """Submits a request for one grant; returns at once.
@@ -52,9 +52,10 @@ class GrantSource:
         action = sendable(Action(
             self._connection.new_id(), name or endpoint, Kind.GRANT, key=f"endpoint:{endpoint}",
             trajectory=tool_of(trajectory)))
-        future = Future(action.id, self._connection.cancel)
+        lock = self._connection._lock
+        future = Future(action.id, self._connection.cancel, lock=lock)
         turn = GrantRequest(future, self._connection.send,
-                            lambda grant: self._delay_s(endpoint, grant))
+                            lambda grant: self._delay_s(endpoint, grant), lock)
         self._connection.submit_grant(
             Pending(action, b"", future, False, time.monotonic_ns(), turn=turn))
         return turn

@@ -19,7 +19,7 @@ from ...domain.outcome import Outcome
 from ...domain.service import pushed_by
 from ...domain.states import ActionState
 from ...errors import BrokerUnreachable, InvalidInput
-from ...interrupts import PlainFuture
+from ...interrupts import CallersLock, PlainFuture
 from ...protocol import message as ms
 from ..forked import end_copy
 from ..future import Future
@@ -37,6 +37,7 @@ class GrantRequest:
         future: the action's future; it ends when the broker knows the end.
         send: sends a message to the broker.
         delay_s: the seconds until a grant may be used; None if it came too late to be used.
+        lock: the connection's, for waits that could not end; None where nobody waits in vain.
 
     Attributes:
         future: as above.
@@ -44,13 +45,14 @@ class GrantRequest:
     """
 
     def __init__(self, future: Future, send: Callable[[ms.Message], None],
-                 delay_s: Callable[[ms.Granted], float | None]) -> None:
-        self.future, self._send, self._delay_s = future, send, delay_s
+                 delay_s: Callable[[ms.Granted], float | None],
+                 lock: CallersLock | None = None) -> None:
+        self.future, self._send, self._delay_s, self._lock = future, send, delay_s, lock
         self.said: ms.GrantEnded | None = None
         self._lease = 0  # the lease of the grant that is in use; 0 for none
         self._over = 0  # the lease whose end was reported last
         self._began_ns = 0  # when the call could start
-        self._next: _Grant = PlainFuture()
+        self._next: _Grant = PlainFuture(self._lock)
         future.add_done_callback(self._closed)
 
     @property
@@ -115,7 +117,7 @@ class GrantRequest:
             failure: an exception that may say that the endpoint pushed back.
         """
         over, self._over = self._lease, self._lease
-        self._next = PlainFuture()
+        self._next = PlainFuture(self._lock)
         self._tell(over, ActionState.PREEMPTED, reason, failure)
         self._lease = 0
         if self.future.done():

@@ -11,12 +11,12 @@ from __future__ import annotations
 import concurrent.futures
 import hashlib
 import json
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from ...errors import BrokerUnreachable, InvalidInput, SetupFailed, TangramError
+from ...interrupts import CallersLock
 from ...protocol import message as ms
 from ..connection import Connection
 from ..forked import watch_forks
@@ -39,13 +39,13 @@ class PreparedEnvironments:
 
     def __init__(self, connection: Connection, open_session: Callable[..., Session]) -> None:
         self._connection, self._open_session = connection, open_session
-        self._lock = threading.Lock()
+        self._lock = CallersLock()
         self._asked: dict[str, concurrent.futures.Future[str]] = {}
         watch_forks(self)
 
     def disown(self) -> None:
         """Forgets, in the child of a fork, the requests of the parent's threads."""
-        self._lock, self._asked = threading.Lock(), {}
+        self._lock, self._asked = CallersLock(), {}
 
     def prepared(self, setup: SetupSteps, files: Mapping[str, bytes | str] | None, timeout: float,
                  options: Mapping[str, Any]) -> str:

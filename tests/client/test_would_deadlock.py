@@ -1,0 +1,144 @@
+"""Calls that would wait for their own thread for ever raise at once: those of a signal handler that
+has interrupted a call of the same client, and waits in a callback on the client's own thread.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+from helpers.interrupted import PLACES_MAX
+
+import tangram_hpc
+from tangram_hpc import Client, LocalCluster, WouldDeadlock
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(cpus=2, home=tmp_path_factory.mktemp("home")) as c:
+        yield c
+
+
+def handled(call: Callable[[], Any], place: int, handler: Callable[[], None]) -> tuple[bool, Any]:
+    """Calls a function, and a signal handler in it at the place with this number, from 1.
+
+    Returns:
+        Whether the call has so many places, and what the function returned.
+    """
+    seen, came = -1, False  # the call of `call` itself is not counted
+
+    def look(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal seen, came
+        if event in ("call", "c_return"):
+            seen += 1
+            if seen == place:
+                came = True
+                handler()
+
+    sys.setprofile(look)
+    try:
+        told = call()
+    finally:
+        sys.setprofile(None)
+    return came, told
+
+
+@pytest.mark.parametrize("handler", ["submit", "cancel", "result", "session"])
+def test_a_signal_handler_never_waits_for_the_call_that_it_interrupts(
+        cluster: LocalCluster, handler: str) -> None:
+    """At each place of a submission the handler's call either works or raises; both the submission
+    and what the handler submitted have their own results."""
+    client, submitted, refused = cluster.client, list[tangram_hpc.Future](), 0
+    slow = cluster.submit(time.sleep, 0.3)
+
+    def handle() -> None:
+        nonlocal refused
+        try:
+            if handler == "submit":
+                submitted.append(client.submit(pow, 5, 2))
+            elif handler == "cancel":
+                client.submit(pow, 5, 2).cancel()
+            elif handler == "result":
+                slow.result(0.001)
+            else:
+                client.session().close()
+        except WouldDeadlock as error:
+            assert "signal handler" in str(error)
+            refused += 1
+        except TimeoutError:
+            pass
+
+    for place in range(1, PLACES_MAX):
+        slow = cluster.submit(time.sleep, 0.05) if slow.done() else slow
+        came, future = handled(lambda: client.submit(pow, 3, 2), place, handle)
+        if not came:
+            break
+        assert future.result(20) == 9, place
+    assert {each.result(20) for each in submitted} <= {25}
+    assert 0 < refused < place / 2
+
+
+def told_on(client: Client, work: Callable[[], Any]) -> Any:
+    """What a function does in a done callback of a client: its value, or the error that it raised;
+    fails if neither is there within 5 s."""
+    told: queue.Queue[Any] = queue.Queue()
+
+    def callback(future: tangram_hpc.Future) -> None:
+        assert threading.current_thread().name == "tangram-client"
+        try:
+            told.put(work())
+        except Exception as error:  # noqa: BLE001 - it is what the test asks for
+            told.put(error)
+
+    client.submit(time.sleep, 0.1).add_done_callback(callback)
+    return told.get(timeout=5)
+
+
+def opened(client: Client) -> None:
+    with client.session():
+        pass
+
+
+@pytest.mark.parametrize("wait", [
+    lambda client: client.submit(pow, 2, 2).result(),
+    lambda client: client.submit(time.sleep, 0.1).result(1),
+    lambda client: client.submit(time.sleep, 0.1).exception(),
+    lambda client: list(tangram_hpc.as_completed([client.submit(time.sleep, 0.1)])),
+    lambda client: client.ask("queue"),
+    opened,
+    lambda client: client.session().opened.result(),
+], ids=["result", "timeout", "exception", "as_completed", "ask", "session", "opened"])
+def test_a_wait_in_a_callback_raises(cluster: LocalCluster, wait: Callable[[Client], Any]) -> None:
+    error = told_on(cluster.client, lambda: wait(cluster.client))
+    assert isinstance(error, WouldDeadlock), error
+    assert "callback" in str(error)
+    assert cluster.submit(pow, 3, 2).result(20) == 9
+
+
+def test_a_wait_in_on_output_raises_and_is_logged(cluster: LocalCluster,
+                                                  caplog: pytest.LogCaptureFixture) -> None:
+    def hear(stream: int, data: bytes) -> None:
+        cluster.submit(pow, 2, 2).result()
+
+    assert cluster.submit(["echo", "a"], trusted=True, on_output=hear).result(20).ok
+    assert "WouldDeadlock" in caplog.text
+
+
+def test_what_a_callback_may_do(cluster: LocalCluster) -> None:
+    """It may submit, look whether a future has ended, read one that has, wait for another client,
+    and close its own."""
+    client = cluster.client
+    ended = client.submit(pow, 3, 2)
+    assert ended.result(20) == 9
+    assert told_on(client, ended.result) == 9
+    assert isinstance(told_on(client, lambda: client.submit(time.sleep, 1).result(0)), TimeoutError)
+    assert told_on(client, lambda: client.submit(pow, 5, 2)).result(20) == 25
+    with tangram_hpc.connect(cluster.access) as other:
+        assert told_on(client, lambda: other.submit(pow, 4, 2).result(20)) == 16
+        assert told_on(other, other.close) is None
