@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..errors import TangramError
+from ..errors import InvalidInput, TangramError
 from .helpers.printable import printable
 
 VERBS = ("demo", "run", "queue", "info", "top", "logs", "acct", "books", "report", "export",
@@ -66,7 +66,7 @@ def parser(verbs_wanted: Sequence[str] = VERBS) -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="tangram", description="Pack agentic-RL actions into held Slurm allocations.",
         epilog="Every verb has its own --help.")
-    top.add_argument("--config", default="", metavar="FILE", help=_CONFIG)
+    top.add_argument("--config", default=None, metavar="FILE", help=_CONFIG)
     top.add_argument("--version", action="version", version=f"tangram_hpc {__version__}")
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Verb)
     for verb in verbs_wanted:
@@ -92,11 +92,14 @@ def _parser_for(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
 
 @contextlib.contextmanager
-def _config_file(config: str) -> Iterator[None]:
+def _config_file(config: str | None) -> Iterator[None]:
     """Sets TANGRAM_CONFIG to the file of `--config`, for this process and all that it starts."""
-    if not config:
+    if config is None:
         yield
         return
+    if not config:
+        raise InvalidInput("--config: the name of the file is empty; leave the option out to read "
+                           "only the site's file and your own")
     before = os.environ.get("TANGRAM_CONFIG")
     os.environ["TANGRAM_CONFIG"] = str(Path(config).absolute())
     try:
