@@ -138,6 +138,9 @@ def read_access(path: Path) -> Access:
     """
     try:
         info = os.stat(path)
+        if not stat.S_ISREG(info.st_mode):  # a read of a pipe or a device may never end
+            raise AccessError(f"access file {path}: it is not a regular file; name the access.json "
+                              "of the job's folder in TANGRAM_ACCESS")
         text = path.read_bytes()
     except OSError as error:
         raise AccessError(f"access file {path}: {error.strerror}; is the job running, and does "
