@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tangram_hpc import AccessError
+from tangram_hpc import AccessError, LocalCluster
 from tangram_hpc.cli import main
 from tangram_hpc.storage.access import read_access
 
@@ -25,3 +25,26 @@ def test_an_access_file_that_is_none_is_refused_before_it_is_read(tmp_path: Path
     for path in (tmp_path / "access.json", Path("/dev/tty")):
         with pytest.raises(AccessError, match="it is not a regular file"):
             read_access(path)
+
+
+def test_explain_says_that_the_journal_of_an_ended_job_is_damaged(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+        ) -> None:
+    monkeypatch.setenv("TANGRAM_HOME", str(tmp_path))
+    with LocalCluster(cpus=1, home=tmp_path) as cluster:
+        future = cluster.submit(pow, 2, 2)
+        assert future.result(20) == 4
+        folder = cluster.access.parent
+    assert main(["explain", "-j", folder.name, future.id]) == 0
+    journal = folder / "journal"
+    data = bytearray(journal.read_bytes())
+    data[len(data) // 2] ^= 0xff
+    journal.write_bytes(data)
+    capsys.readouterr()
+    assert main(["explain", "-j", folder.name, future.id]) == 2
+    told = capsys.readouterr().err
+    assert "damaged at byte" in told
+    assert f"tangram journal repair -j {folder.name}" in told
+    journal.unlink()
+    assert main(["explain", "-j", folder.name, future.id]) == 2
+    assert "not known from a journal" in capsys.readouterr().err

@@ -84,18 +84,28 @@ def _from_journal(job: str, action: str, asked: str) -> dict[str, Any] | None:
 
     The answer comes from the journal. It is None if there is no journal that says anything, and an
     error if the job is over and had no such action.
+
+    Raises:
+        InvalidInput: no broker was asked, and the journal is damaged.
     """
     from ...accounting.record import fold
     from ...domain.ids import parse, show
     from ...domain.states import ENDED
-    from ...errors import TangramError
+    from ...errors import InvalidInput, TangramError
     from ...storage.job_folders import is_served
-    from ...storage.journal_segments import read_journals
+    from ...storage.journal_segments import journals, read_journals
     from ...storage.rundir import job_dir, last_job
 
     try:
         folder = job_dir(os.environ, job or asked or last_job(os.environ))
+    except TangramError:
+        return None
+    try:
         record = fold(read_journals(folder)).records.get(parse(action))
+    except InvalidInput:
+        if asked or not journals(folder):
+            return None
+        raise
     except (TangramError, OSError, ValueError, AssertionError):
         return None
     if record is None:
