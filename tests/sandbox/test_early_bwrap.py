@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.ordinary_user import ordinary_user
 from helpers.root_folder_rig import make_image
 
 from tangram_hpc import LocalCluster
@@ -29,6 +30,20 @@ while read -r line; do
     case $line in *" /dev/shm "*) echo "$line" ;; esac
 done </proc/mounts
 [ -k /dev/shm ] && echo x >/dev/shm/new && echo written
+"""
+
+# enters a process whose user namespace is that of the machine
+NO_NAMESPACE = """
+import os, signal
+from tangram_hpc.sandbox.isolation import join
+pid = os.fork()
+if not pid:
+    signal.pause()
+try:
+    join.enter(pid, innermost=True)
+except OSError as error:
+    print(error)
+os.kill(pid, signal.SIGKILL)
 """
 
 
@@ -66,3 +81,9 @@ def test_shared_memory_is_limited_and_everybodys(cluster: LocalCluster, tmp_path
     with cluster.session(image=root, writable=image == "writable") as session:
         mount, last = session.exec(LOOK).result().text.splitlines()
     assert "size=65536k" in mount and last == "written"
+
+
+def test_the_machine_itself_is_never_barred_from_user_namespaces() -> None:
+    with ordinary_user() as user:  # root could do it
+        told = user.run("-c", NO_NAMESPACE)
+    assert "it has no user namespace of its own" in told.stdout, told.stderr

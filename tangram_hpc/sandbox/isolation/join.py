@@ -93,6 +93,8 @@ def enter(pid: int, cwd: str = "/", root: str = "", keep: Collection[int] = (),
         _walk([s for s in spaces if s.kind not in mine], levels, top, read_only, sizes)
         _check(self_ns, spaces, levels)
         if innermost:
+            if not levels:  # else the whole node could make no user namespaces any more
+                raise OSError(errno.EPERM, "it has no user namespace of its own")
             _bar_more_users(settings)
         if apart:
             _move_apart(own)  # before the root changes: a process with another root may not
