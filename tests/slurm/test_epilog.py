@@ -128,6 +128,22 @@ def test_the_epilog_removes_folders_of_its_job_and_user_only(
 
 
 @root_only
+def test_the_epilog_waits_for_its_namespace_on_a_node_that_stands_still(
+        base: Path, tmp_path: Path) -> None:
+    """Ranks that yield can keep all else from its cores for seconds (decision 0028)."""
+    real = shutil.copy(shutil.which("unshare") or "", tmp_path)
+    slow = tmp_path / "slow"
+    slow.write_text(f'#!/bin/sh\nsleep 6\nexec {real} "$@"\n')
+    slow.chmod(0o755)
+    gone, lent = folder(base, f"tangram-worker-job{JOB}-a"), base / "lent"
+    os.chown(gone / "work", 300_105, 300_105)
+    (gone / "work").chmod(0o700)
+    lent.write_text(f"{USER}:300000:65536\n")
+    Epilog({"/usr/bin/unshare": slow, "/etc/subuid": lent, "/etc/subgid": lent})(base, **of_job())
+    assert not gone.exists()
+
+
+@root_only
 def test_shared_memory_of_killed_ranks_goes_when_nobody_can_use_it(
         epilog: Epilog, base: Path) -> None:
     def segment(name: str, uid: int = USER, age_s: int = 60) -> Path:
