@@ -19,8 +19,11 @@ from helpers.slurm_site import Site
 
 REPO = Path(__file__).resolve().parents[2]
 EPILOG = REPO / "slurm" / "epilog.d" / "50-tangram"
-USER, OTHER = 64321, 64322  # of no account
-JOB, FOREIGN = "7712345", "7712346"
+# An epilog looks at all processes of its user and at all cgroups of its job on the machine, so each
+# worker of the tests has a user and jobs of its own.
+_SIDE = 2 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+USER, OTHER = 64321 + _SIDE, 64322 + _SIDE  # of no account
+JOB, FOREIGN = str(7712345 + _SIDE), str(7712346 + _SIDE)
 
 MAKER = """
 import sys, time
