@@ -31,7 +31,8 @@ class CallersLock(_RLock):  # type: ignore[misc]
     wait for itself with a `threading.Lock`.
 
     Attributes:
-        served_by: the id of the thread that ends the futures of what the lock is of; 0 for none.
+        served_by: the id of the client's own thread, which ends the futures of the connection that
+            this lock belongs to; 0 for the locks of other things.
     """
 
     served_by = 0
@@ -81,9 +82,11 @@ class PlainFuture(concurrent.futures.Future[_T]):
     """
 
     def __init__(self, lock: CallersLock | None = None) -> None:
-        """Args:
-            lock: the lock of what ends the future; None for a future for which nobody can wait in
-                vain.
+        """Makes a future that has not ended.
+
+        Args:
+            lock: the lock of the connection whose thread ends the future; None if waits for it need
+                no check.
         """
         super().__init__()
         self._condition = InterruptibleCondition()
@@ -91,9 +94,21 @@ class PlainFuture(concurrent.futures.Future[_T]):
 
     def result(self, timeout: float | None = None) -> _T:
         """As in the base class, but it raises `WouldDeadlock` where the wait could not end."""
-        if self._lock is not None and timeout != 0 and not self.done():
-            self._lock.check_wait()
+        check_wait(self, self._lock, timeout)
         return super().result(timeout)
+
+
+def check_wait(future: concurrent.futures.Future[Any], lock: CallersLock | None,
+               timeout: float | None) -> None:
+    """Raises `WouldDeadlock` where a wait for a future could not end.
+
+    Args:
+        future: the future; nothing is checked if it has ended.
+        lock: the lock of the connection whose thread ends it; None for no check.
+        timeout: the longest wait in seconds; 0 is none.
+    """
+    if lock is not None and timeout != 0 and not future.done():
+        lock.check_wait()
 
 
 def if_free(lock: CallersLock, work: Callable[[], _T]) -> _T | None:

@@ -31,7 +31,7 @@ from ..domain.ids import show
 from ..domain.rollouts import Routed
 from ..domain.states import ActionState
 from ..errors import ActionFailed, ActionOutOfMemory, ActionTimeout, ClientClosed, InvalidInput
-from ..interrupts import CallersLock, InterruptibleCondition
+from ..interrupts import CallersLock, InterruptibleCondition, check_wait
 from ..protocol.input_flow import SIGNALS
 from ..protocol.message import ActionResult
 
@@ -260,7 +260,7 @@ class Future(concurrent.futures.Future[Any]):
         """
         if self._state == FINISHED and self._exception is None:
             return self._result
-        self._check_wait(timeout)
+        check_wait(self, self._lock, timeout)
         try:
             return super().result(timeout)
         finally:
@@ -271,13 +271,8 @@ class Future(concurrent.futures.Future[Any]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Waits for the end and returns what `result` would raise; None for an action with a value.
         It raises what `result` raises for a wait that ends too early."""
-        self._check_wait(timeout)
+        check_wait(self, self._lock, timeout)
         return super().exception(timeout)
-
-    def _check_wait(self, timeout: float | None) -> None:
-        """Raises `WouldDeadlock` where a wait for this future could not end."""
-        if self._lock is not None and timeout != 0 and not self.done():
-            self._lock.check_wait()
 
     def _invoke_callbacks(self) -> None:
         super()._invoke_callbacks()  # type: ignore[misc]
@@ -392,7 +387,7 @@ def as_completed(futures: Iterable[Future], timeout: float | None = None) -> Ite
     try:
         for each in waiting:
             if isinstance(each, Future):
-                each._check_wait(timeout)
+                check_wait(each, each._lock, timeout)
             each.add_done_callback(hear)
         while waiting:
             if ended.empty():

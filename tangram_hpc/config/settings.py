@@ -48,7 +48,8 @@ ENV_PREFIX = "TANGRAM_"
 FILE = "tangram.toml"
 SITE_FILE = Path("/etc/tangram") / FILE
 _KIND = "config file"
-# A larger amount is a slip of the pen, and the messages between broker and worker carry none.
+# Larger amounts are typing mistakes, and messages between broker and worker cannot carry numbers
+# above 2^63.
 _MIB_MAX = 1 << 40
 _END_MAX_S = 4_000_000_000  # as an end since the epoch, the year 2096
 

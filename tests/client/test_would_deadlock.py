@@ -5,15 +5,13 @@ has interrupted a call of the same client, and waits in a callback on the client
 from __future__ import annotations
 
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import pytest
-from helpers.interrupted import PLACES_MAX
+from helpers.interrupted import PLACES_MAX, handled
 
 import tangram_hpc
 from tangram_hpc import Client, LocalCluster, WouldDeadlock
@@ -23,30 +21,6 @@ from tangram_hpc import Client, LocalCluster, WouldDeadlock
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     with LocalCluster(cpus=2, home=tmp_path_factory.mktemp("home")) as c:
         yield c
-
-
-def handled(call: Callable[[], Any], place: int, handler: Callable[[], None]) -> tuple[bool, Any]:
-    """Calls a function, and a signal handler in it at the place with this number, from 1.
-
-    Returns:
-        Whether the call has so many places, and what the function returned.
-    """
-    seen, came = -1, False  # the call of `call` itself is not counted
-
-    def look(frame: FrameType, event: str, arg: object) -> None:
-        nonlocal seen, came
-        if event in ("call", "c_return"):
-            seen += 1
-            if seen == place:
-                came = True
-                handler()
-
-    sys.setprofile(look)
-    try:
-        told = call()
-    finally:
-        sys.setprofile(None)
-    return came, told
 
 
 @pytest.mark.parametrize("handler", ["submit", "cancel", "result", "session"])

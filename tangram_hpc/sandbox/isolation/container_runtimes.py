@@ -61,8 +61,8 @@ class ContainerSpec:
             runtime starts; empty for none.
         resolver: the file of the node that is `/etc/resolv.conf` inside; empty where the sandbox
             has no way out.
-        early: whether bwrap is older than 0.8. Such a one cannot bar further user namespaces, nor
-            limit a file system in memory, nor set its mode; the init does that.
+        early: whether bwrap is older than 0.8. Such a bwrap cannot bar further user namespaces, nor
+            limit a file system in memory, nor set its mode, so the init does that.
     """
 
     home: str
@@ -102,9 +102,9 @@ class Runtime(Protocol):
         """The runtime's environment, taken from the worker's."""
         ...
 
-    def unlimited(self, box: ContainerSpec) -> list[str]:
-        """File systems in memory that the program makes without a limit. The init limits each of
-        them to `ContainerSpec.shm_bytes`.
+    def unlimited(self, box: ContainerSpec) -> dict[str, int]:
+        """File systems in memory that the program makes without a limit, each with the bytes to
+        which the init limits it.
         """
         ...
 
@@ -155,9 +155,9 @@ class Bwrap:
         """
         return {"PATH": "/usr/local/bin:/usr/bin:/bin"}
 
-    def unlimited(self, box: ContainerSpec) -> list[str]:
+    def unlimited(self, box: ContainerSpec) -> dict[str, int]:
         """See `Runtime`."""
-        return [f"{IMAGE if box.image else ''}/dev/shm"] if box.early else []
+        return {f"{IMAGE if box.image else ''}/dev/shm": box.shm_bytes} if box.early else {}
 
     def clean_up(self, name: str) -> list[str]:
         """Nothing: the sandbox is nothing but namespaces."""
@@ -288,9 +288,9 @@ class Podman:
         return _env(base, "XDG_CONFIG_HOME", "XDG_DATA_HOME", "CONTAINERS_CONF",
                     "CONTAINERS_STORAGE_CONF", "TMPDIR")
 
-    def unlimited(self, box: ContainerSpec) -> list[str]:
+    def unlimited(self, box: ContainerSpec) -> dict[str, int]:
         """See `Runtime`."""
-        return []
+        return {}
 
     def clean_up(self, name: str) -> list[str]:
         """podman keeps a list of containers on disk."""
@@ -331,9 +331,9 @@ class Apptainer:
         """See `Runtime`."""
         return _env(base, "APPTAINER_CACHEDIR", "APPTAINER_TMPDIR")
 
-    def unlimited(self, box: ContainerSpec) -> list[str]:
+    def unlimited(self, box: ContainerSpec) -> dict[str, int]:
         """See `Runtime`."""
-        return ["/dev/shm"]
+        return {"/dev/shm": box.shm_bytes}
 
     def clean_up(self, name: str) -> list[str]:
         """Nothing: apptainer keeps no list of what `exec` started."""
@@ -373,9 +373,9 @@ class Enroot:
                  "ENROOT_ROOTFS_WRITABLE": "no", "ENROOT_REMAP_ROOT": "no"}
         return _env(base, "ENROOT_DATA_PATH", "ENROOT_CACHE_PATH", "ENROOT_RUNTIME_PATH") | fixed
 
-    def unlimited(self, box: ContainerSpec) -> list[str]:
+    def unlimited(self, box: ContainerSpec) -> dict[str, int]:
         """See `Runtime`."""
-        return []
+        return {}
 
     def clean_up(self, name: str) -> list[str]:
         """Nothing: a container that is started is not changed, and its mounts go with its

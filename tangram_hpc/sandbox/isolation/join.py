@@ -93,9 +93,7 @@ def enter(pid: int, cwd: str = "/", root: str = "", keep: Collection[int] = (),
         _walk([s for s in spaces if s.kind not in mine], levels, top, read_only, sizes)
         _check(self_ns, spaces, levels)
         if innermost:
-            if not levels:  # else the whole node could make no user namespaces any more
-                raise OSError(errno.EPERM, "it has no user namespace of its own")
-            _bar_more_users(settings)
+            _bar_more_users(settings, levels)
         if apart:
             _move_apart(own)  # before the root changes: a process with another root may not
         os.fchdir(top)
@@ -198,10 +196,12 @@ def _limit(path: str, size: int) -> None:
         raise _error(f"{path} cannot be limited to {size} bytes")
 
 
-def _bar_more_users(settings: int) -> None:
-    """Bars further user namespaces in this process's own. `settings` is the folder /proc/sys of
-    before: the one that it sees by now may be read-only.
+def _bar_more_users(settings: int, levels: list[int]) -> None:
+    """Bars further user namespaces in the innermost of `levels`. `settings` is /proc/sys as this
+    process saw it before it entered: the one that it sees by now may be read-only.
     """
+    if not levels:  # else the whole node could make no user namespaces any more
+        raise OSError(errno.EPERM, "it has no user namespace of its own")
     fd = os.open("user/max_user_namespaces", os.O_WRONLY | os.O_CLOEXEC, dir_fd=settings)
     try:
         os.write(fd, b"0")

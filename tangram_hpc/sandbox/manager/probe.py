@@ -209,7 +209,7 @@ def _write_in_image(way: str, home: str, image: str, read: Sequence[str], second
     try:
         keep = image_root.KEPT_OF_SEVERAL if users else image_root.KEPT
         join.enter(pause.inside, "/", IMAGE, keep,
-                   sizes=dict.fromkeys(runtime.unlimited(box), box.shm_bytes))
+                   sizes=runtime.unlimited(box))
         if users:
             os.chown("/etc/passwd", 65534, 65534)
         with open("/etc/passwd", "a") as file:
@@ -229,7 +229,7 @@ def _try(runtime: Runtime, box: ContainerSpec, seconds: float) -> int:
         pause = PauseProcess(runtime.argv(box), runtime.env(os.environ), seconds)
         try:
             join.enter(pause.inside, SESSION, innermost=box.early,
-                       sizes=dict.fromkeys(runtime.unlimited(box), box.shm_bytes))
+                       sizes=runtime.unlimited(box))
             pid = os.posix_spawn("/bin/sh", ["sh", "-c", "echo x >probe"], {})
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         finally:

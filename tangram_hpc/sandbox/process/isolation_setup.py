@@ -186,8 +186,7 @@ def _held(setup: Setup, home: str, stack: OpenNetwork | None, undo: ExitStack) -
         stack.attach(pause.inside)
     inner = IMAGE if box.image and box.backend == "bwrap" else ""
     join.enter(pause.inside, SESSION, inner, read_only=[*_nodes_devices(box), *runtime.read_only],
-               sizes=dict.fromkeys(runtime.unlimited(what), what.shm_bytes),
-               apart=runtime.unshielded, innermost=what.early)
+               sizes=runtime.unlimited(what), apart=runtime.unshielded, innermost=what.early)
     _open_shm(what)
     isolation = box.backend
     if not box.trusted and seccomp.available():
@@ -220,7 +219,7 @@ def _rooted(setup: Setup, home: str, stack: OpenNetwork | None,
     join.enter(pause.inside, SESSION, IMAGE,
                image_root.KEPT_OF_SEVERAL if several else image_root.KEPT,
                image_root.HELD_OF_SEVERAL if several else (), _nodes_devices(box),
-               dict.fromkeys(runtime.unlimited(what), what.shm_bytes))
+               runtime.unlimited(what))
     _open_shm(what)
     os.umask(0o022)  # as root has it; the scratch directory is closed to others
     if several:
