@@ -4,7 +4,7 @@ A session's `image` may be a path of the node or a name in a registry:
 
 | written as | is |
 |---|---|
-| `/path` | a root file system, an OCI layout or a `dir:` of skopeo (folders), a file |
+| `/path` | a root file system, an OCI layout or skopeo's `dir:`; a `.sif`, squashfs or archive |
 | `oci:/path[:tag]` | an OCI layout, a folder |
 | `oci-archive:/path[:tag]` | a tar of an OCI layout |
 | `docker-archive:/path[:name]` | what `docker save` wrote |
