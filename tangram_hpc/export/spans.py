@@ -14,8 +14,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 from urllib.parse import urljoin
@@ -121,14 +124,13 @@ def send(found: Iterable[Any], endpoint: str) -> int:
         TangramError: the collector did not take a batch.
     """
     try:
-        import requests
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import SpanExportResult
     except ImportError:
         raise MissingExtra("export: spans need OpenTelemetry's exporter: "
                            f"{how_to_install('export')}") from None
     exporter: Any = OTLPSpanExporter(f"{endpoint.rstrip('/')}{_PATH}" if endpoint else None,
-                                     session=_watched(requests.Session()))
+                                     session=_watched_session())
     sent, rest, said = 0, iter(found), _LastWords()
     logging.getLogger("opentelemetry").addHandler(said)
     try:
@@ -144,24 +146,56 @@ def send(found: Iterable[Any], endpoint: str) -> int:
     return sent
 
 
-def _watched(session: Any) -> Any:
-    """Returns the session, which now refuses redirects; None where OpenTelemetry's own variables
-    name another one.
+def _watched_session() -> Any:
+    """Returns a session for the exporter; None where OpenTelemetry's own variables name one.
 
-    The exporter takes each status below 400 for success: at a collector that redirects, as from
-    http to https, all spans would be lost in silence.
+    The exporter alone would lose spans in silence. It takes each status below 400 for success, as
+    of a collector that redirects from http to https, and does not read which spans a collector
+    rejects. It would also wait for ever: its timeout is that of each part of an answer.
     """
     if any(name.startswith("OTEL_PYTHON_EXPORTER_OTLP_HTTP_") for name in os.environ):
         return None
+    import requests
 
-    def refuse_redirect(answer: Any, *_: Any, **__: Any) -> None:
-        if 300 <= answer.status_code < 400:
-            there = urljoin(answer.url, answer.headers.get("location", "")).removesuffix(_PATH)
-            raise TangramError(f"the collector answers with status {answer.status_code} and the "
-                               f"address {there}; give that one")
+    session: Any = requests.Session()
+    session.hooks["response"].append(_require_all_taken)
+    part_by_part = session.request
 
-    session.hooks["response"].append(refuse_redirect)
+    def within_timeout(*args: Any, **options: Any) -> Any:
+        found = Future[Any]()
+
+        def ask() -> None:
+            try:
+                found.set_result(part_by_part(*args, **options))
+            except Exception as error:  # noqa: BLE001 - it is raised where the answer is awaited
+                found.set_exception(error)
+
+        threading.Thread(target=ask, name="collector", daemon=True).start()
+        if not wait([found], options["timeout"]).done:
+            raise requests.ReadTimeout(f"no whole answer came within {options['timeout']:g} s")
+        return found.result()
+
+    session.request = within_timeout
     return session
+
+
+def _require_all_taken(answer: Any, *_: Any, **__: Any) -> None:
+    """Raises TangramError for an answer of success by which spans would be lost."""
+    from google.protobuf.message import DecodeError
+    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
+
+    if 300 <= answer.status_code < 400:
+        there = urljoin(answer.url, answer.headers.get("location", "")).removesuffix(_PATH)
+        raise TangramError(f"the collector answers with status {answer.status_code} and the "
+                           f"address {there}; give that one")
+    if not answer.ok or "protobuf" not in answer.headers.get("content-type", ""):
+        return
+    with suppress(DecodeError):
+        reply = trace_service_pb2.ExportTraceServiceResponse.FromString(answer.content)
+        if (rejected := reply.partial_success.rejected_spans) > 0:
+            why = " ".join(reply.partial_success.error_message.split())
+            raise TangramError(f"the collector rejected {rejected} of them: "
+                               f"{why or 'it gave no reason'}")
 
 
 class _LastWords(logging.Handler):

@@ -8,9 +8,11 @@ import gzip
 import io
 import json
 import threading
+import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -123,6 +125,8 @@ class _Collector(BaseHTTPRequestHandler):
 
     bodies: list[bytes] = []
     status = 200
+    drips = ""  # the part of its answer that comes byte by byte: head or body
+    reply = b""
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -133,35 +137,80 @@ class _Collector(BaseHTTPRequestHandler):
         self.send_response(self.status)
         if self.status == 308:
             self.send_header("Location", "https://other.example/v1/traces")
-        self.end_headers()
+        self.send_header("Content-Type", "application/x-protobuf")
+        self.send_header("Content-Length", "1000" if self.drips else str(len(self.reply)))
+        if self.drips != "head":
+            self.end_headers()
+        with suppress(OSError):  # the client has gone
+            for _ in range(1000 if self.drips else 0):
+                self.wfile.write(b"a")
+                time.sleep(0.05)
+            self.wfile.write(self.reply)
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
 
-def test_each_action_is_a_span_below_its_trajectory(capsys: pytest.CaptureFixture[str]) -> None:
+@contextmanager
+def collecting() -> Iterator[str]:
+    """The address of a collector that runs."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Collector)
+    server.daemon_threads, server.block_on_close = True, False
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize("part", ["head", "body"])
+def test_a_collector_that_answers_byte_by_byte_is_given_up(
+        part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    monkeypatch.setattr(_Collector, "drips", part)
+    began = time.monotonic()
+    with collecting() as url:
+        assert main(["export", "otel", "-j", "4711", "--endpoint", url]) == 1
+    assert 1 <= time.monotonic() - began < 20
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "took 0 spans and not the next" in error
+
+
+def test_spans_that_a_collector_rejects_are_not_called_sent(
+        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as service
+
+    for rejected, status in ((0, 0), (7, 1)):  # 0 with a text is a warning, by the standard
+        partial = service.ExportTracePartialSuccess(rejected_spans=rejected, error_message="a\nb")
+        reply = service.ExportTraceServiceResponse(partial_success=partial)
+        monkeypatch.setattr(_Collector, "reply", reply.SerializeToString())
+        with collecting() as url:
+            assert main(["export", "otel", "-j", "4711", "--endpoint", url]) == status
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "took 0 spans" in error and "the collector rejected 7 of them: a b" in error
+
+
+def test_each_action_is_a_span_below_its_trajectory(
+        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("opentelemetry.sdk")
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-    server = HTTPServer(("127.0.0.1", 0), _Collector)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_port}"
-    try:
+    monkeypatch.setattr(_Collector, "bodies", [])
+    with collecting() as url:
         for _ in range(2):
             exported(capsys, "otel", "--endpoint", url)
-        _Collector.status = 400  # one that is not tried again
+        monkeypatch.setattr(_Collector, "status", 400)  # one that is not tried again
         assert main(["export", "otel", "-j", "4711", "--endpoint", url]) == 1
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and "and not the next" in error and "code: 400" in error
-        _Collector.status = 308  # which the exporter takes for success, and does not follow
+        monkeypatch.setattr(_Collector, "status", 308)  # for the exporter success; not followed
         assert main(["export", "otel", "-j", "4711", "--endpoint", url]) == 1
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and "took 0 spans" in error
         assert "with status 308 and the address https://other.example; give that one" in error
-    finally:
-        _Collector.status = 200
-        server.shutdown()
-        server.server_close()
     found: dict[bytes, list[Any]] = {}
     for body in _Collector.bodies:
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
