@@ -2,13 +2,18 @@
 
 A TCP port would need a password, since every user of a login node could read it. A Unix socket has
 the file system's. Prometheus itself scrapes TCP only, so a site puts its agent or proxy in front
-(docs/WATCHING.md).
+(docs/EXPORT.md).
+
+Each connection has a thread of its own, so that one that sends or reads slowly, or that a proxy
+keeps in reserve, holds up no scrape and does not hide the end of the job.
 """
 
 from __future__ import annotations
 
 import socket
 import socketserver
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,6 +23,7 @@ from ..errors import BrokerUnreachable, TangramError
 from ..stale_socket import free_path, remove_own_socket
 
 _SCRAPE_S = 30.0  # a peer that is silent for so long is hung up on
+_LOOK_S = 0.5  # after which it is seen that a scrape has met the end of the job
 _ASK_S = 15.0  # without a scrape, after which the broker is asked whether the job still runs
 
 
@@ -28,9 +34,10 @@ class _QuietHandler(WSGIRequestHandler):
         """Nothing: a scrape every 15 s would fill the terminal."""
 
 
-class _UnixServer(WSGIServer):
+class _UnixServer(socketserver.ThreadingMixIn, WSGIServer):
     address_family = socket.AF_UNIX
-    quiet = False  # whether no scrape came within the last `timeout`
+    daemon_threads = True
+    heard_s = 0.0  # when the last connection came, by the monotonic clock
 
     def server_bind(self) -> None:
         """Binds without a look-up of a host name, which a path has not."""
@@ -40,11 +47,13 @@ class _UnixServer(WSGIServer):
 
     def get_request(self) -> tuple[Any, Any]:
         """Returns a connection; its peer has no address."""
+        self.heard_s = time.monotonic()
         return self.socket.accept()[0], ("unix", 0)
 
-    def handle_timeout(self) -> None:
-        """Notes that nobody has asked for a while."""
-        self.quiet = True
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Prints an error, unless it says that the peer was silent for too long or has gone."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
 
 
 def serve_on(path: Path, metrics: Any, over: Callable[[], bool]) -> NoReturn:
@@ -62,31 +71,33 @@ def serve_on(path: Path, metrics: Any, over: Callable[[], bool]) -> NoReturn:
         InvalidInput: the socket cannot be made.
         TangramError: the broker does not answer, since the job has ended.
     """
-    def is_last(error: TangramError) -> bool:
-        return not isinstance(error, BrokerUnreachable) or over()
+    lost: list[TangramError] = []
 
-    lost: list[BaseException] = []
+    def note(error: TangramError) -> None:
+        if not isinstance(error, BrokerUnreachable) or over():
+            lost.append(error)
+
     server = _listening(path)
-    server.set_app(_app(metrics, lost, is_last))
-    server.timeout = _ASK_S
+    server.set_app(_app(metrics, note))
+    server.timeout = _LOOK_S
+    server.heard_s = time.monotonic()
     try:
         while not lost:
-            server.quiet = False
             server.handle_request()
-            if server.quiet:
+            if time.monotonic() - server.heard_s > _ASK_S:
                 try:
                     list(metrics.collect())
                 except TangramError as error:
-                    if is_last(error):
-                        raise
+                    note(error)
+                server.heard_s = time.monotonic()
         raise lost[0]
     finally:
         server.server_close()
         remove_own_socket(path)
 
 
-def _app(metrics: Any, lost: list[BaseException], is_last: Callable[[TangramError], bool]) -> Any:
-    """What answers a scrape; an error that ends the server is added to `lost`."""
+def _app(metrics: Any, note: Callable[[TangramError], None]) -> Any:
+    """What answers a scrape; an error is told to `note`."""
     from prometheus_client import make_wsgi_app
 
     answer = make_wsgi_app(metrics)
@@ -95,13 +106,9 @@ def _app(metrics: Any, lost: list[BaseException], is_last: Callable[[TangramErro
         try:
             return answer(environ, start_response)
         except TangramError as error:
-            if is_last(error):
-                lost.append(error)
+            note(error)
             start_response("503 Service Unavailable", [])
             return [b"the job's broker does not answer\n"]
-        except (SystemExit, KeyboardInterrupt) as error:  # wsgiref catches everything
-            lost.append(error)
-            raise
 
     return app
 

@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -145,6 +146,42 @@ def test_a_socket_answers_its_owner_alone(cluster: LocalCluster, tmp_path: Path)
         server.terminate()
         server.communicate(timeout=30)
     assert server.returncode == 143 and not path.exists()
+
+
+def test_a_slow_connection_holds_up_no_scrape(cluster: LocalCluster, tmp_path: Path) -> None:
+    path = tmp_path / "m.sock"
+    server = exporter("--listen", str(path))
+    try:
+        until(path.exists, server)
+        with socket.socket(socket.AF_UNIX) as idle, socket.socket(socket.AF_UNIX) as slow:
+            idle.connect(str(path))
+            slow.connect(str(path))
+            slow.sendall(b"GET /met")
+            began = time.monotonic()
+            assert " 200 " in scrape(path)[0]
+            assert time.monotonic() - began < 20  # a silent peer is hung up on after 30 s
+    finally:
+        server.terminate()
+        _, said = server.communicate(timeout=30)
+    assert server.returncode == 143 and said == b""
+
+
+def test_a_scrape_that_meets_the_end_of_the_job_ends_the_exporter(tmp_path: Path) -> None:
+    path, ends = tmp_path / "m.sock", list[BaseException]()
+
+    def serve() -> None:
+        try:
+            metrics_socket.serve_on(path, Ended(), lambda: False)
+        except TangramError as error:
+            ends.append(error)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    while not path.exists():
+        time.sleep(0.01)
+    assert " 503 " in scrape(path)[0]
+    thread.join(10)  # less than the time after which the broker is asked without a scrape
+    assert len(ends) == 1 and not path.exists()
 
 
 def test_the_file_goes_with_its_writer(cluster: LocalCluster, tmp_path: Path) -> None:
