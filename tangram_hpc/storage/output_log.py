@@ -275,6 +275,10 @@ class OutputReader:
     def _new_of(self, path: Path, growing: bool) -> Iterator[KeptPiece]:
         begin = self._read.get(path, 0)
         with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size < begin:
+                self._warn(f"{path}: the segment was cut, so what it had may be "
+                           "lacking; it is read from its beginning again")
+                begin = self._read[path] = 0
             file.seek(begin)
             data = file.read()
         try:

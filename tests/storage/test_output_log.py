@@ -105,6 +105,20 @@ def test_a_torn_end_is_skipped_and_damage_is_told(tmp_path: Path) -> None:
     assert [piece.data for piece in reader.new()] == [b"torn"] and told == []
 
 
+def test_a_segment_that_is_emptied_is_read_on(tmp_path: Path) -> None:
+    logged(tmp_path, (1, 1, OUT, b"first, and long"))
+    path, told = segment(tmp_path), list[str]()
+    reader = OutputReader(tmp_path, 1, told.append)
+    assert [piece.data for piece in reader.new()] == [b"first, and long"]
+    os.truncate(path, 0)  # by somebody who needed the room
+    (other := tmp_path / "other").mkdir()
+    logged(other, (1, 1, OUT, b"next"))
+    path.write_bytes(segment(other).read_bytes())
+    for wanted in ([b"next"], []):
+        assert [piece.data for piece in reader.new()] == wanted
+        assert len(told) == 1 and "the segment was cut" in told[0]
+
+
 def test_the_other_segments_are_shown_if_one_is_damaged(tmp_path: Path) -> None:
     logged(tmp_path, (1, 1, OUT, b"first"), (1, 1, OUT, b"whole"), (1, 1, OUT, b"lost"))
     path = segment(tmp_path)
