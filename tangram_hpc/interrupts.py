@@ -16,14 +16,28 @@ from __future__ import annotations
 
 import concurrent.futures
 import operator
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from .errors import WouldDeadlock
 
 _T = TypeVar("_T")
 _RLock: Any = type(threading.RLock())
+
+# The lock of the conditions of all futures of all clients. A signal handler may take it once more
+# in the thread that it has interrupted, but must not wait then: no future ends before it is free.
+futures_lock: Any = threading.RLock()
+
+
+def _forked() -> None:
+    # A thread that held the lock does not exist in the child and would never release it.
+    if not futures_lock._is_owned():
+        futures_lock._at_fork_reinit()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class CallersLock(_RLock):  # type: ignore[misc]
@@ -33,9 +47,11 @@ class CallersLock(_RLock):  # type: ignore[misc]
     Attributes:
         served_by: the id of the client's own thread, which ends the futures of the connection that
             this lock belongs to; 0 for the locks of other things.
+        needed: the further locks of the client that this thread waits for.
     """
 
     served_by = 0
+    needed: Sequence[CallersLock] = ()
 
     @property
     def __enter__(self) -> Callable[[], bool]:
@@ -53,14 +69,14 @@ class CallersLock(_RLock):  # type: ignore[misc]
         """Called before a wait for a future that the thread `served_by` ends.
 
         Raises:
-            WouldDeadlock: this is that thread, or it needs the lock, which the calling thread holds
+            WouldDeadlock: this is that thread, or it needs a lock which the calling thread holds
                 since a signal handler has interrupted it.
         """
         if self.served_here:
             raise WouldDeadlock("a callback (of add_done_callback, on_output or the like) cannot "
                                 "wait for its own client, whose thread calls it; let it put what "
                                 "is to be done into a queue, and wait in another thread")
-        if self._is_owned():
+        if any(lock._is_owned() for lock in (self, futures_lock, *self.needed)):
             self._refuse()
 
     def _refuse(self) -> None:
@@ -71,6 +87,23 @@ class CallersLock(_RLock):  # type: ignore[misc]
 
 class InterruptibleCondition(threading.Condition):
     """A condition that ^C does not leave locked: `with` finds the methods of its lock, in C."""
+
+    def __init__(self, lock: Any = None, callers: CallersLock | None = None) -> None:
+        """Makes a condition.
+
+        Args:
+            lock: its lock; None for one of its own.
+            callers: the lock of the connection whose thread notifies it; None if waits need no
+                check.
+        """
+        super().__init__(lock)
+        self._callers = callers
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """As in the base class, but it raises `WouldDeadlock` where the wait could not end."""
+        if self._callers is not None and timeout != 0:
+            self._callers.check_wait()
+        return super().wait(timeout)
 
     __enter__ = property(operator.attrgetter("_lock.__enter__"))
     __exit__ = property(operator.attrgetter("_lock.__exit__"))
@@ -89,7 +122,7 @@ class PlainFuture(concurrent.futures.Future[_T]):
                 no check.
         """
         super().__init__()
-        self._condition = InterruptibleCondition()
+        self._condition = InterruptibleCondition(futures_lock)
         self._lock = lock
 
     def result(self, timeout: float | None = None) -> _T:

@@ -115,10 +115,14 @@ class ActionWindow(msgspec.Struct):
 
 
 class ActionWindows:
-    """The windows of all groups since the last reading. Several threads may use the object."""
+    """The windows of all groups since the last reading. Several threads may use the object.
+
+    Attributes:
+        lock: held while the windows are read or changed.
+    """
 
     def __init__(self) -> None:
-        self._lock = CallersLock()
+        self.lock = CallersLock()
         self._windows = _empty()
 
     def add(self, action: Action, result: ActionResult, act_ns: int, direct: bool = False) -> None:
@@ -126,7 +130,7 @@ class ActionWindows:
         serves direct calls only what it held is added, as each call is added by itself."""
         group = "rollouts" if action.turn is not None else _GROUPS.get(action.kind)
         if group is not None:
-            with self._lock:
+            with self.lock:
                 if direct:
                     self._windows[group].add_held(result)
                 else:
@@ -134,7 +138,7 @@ class ActionWindows:
 
     def add_direct(self, act_ns: int, queue_ns: int, run_ns: int, failed: bool) -> None:
         """Adds a direct call; see `ActionWindow.add_direct`."""
-        with self._lock:
+        with self.lock:
             self._windows["tools"].add_direct(act_ns, queue_ns, run_ns, failed)
 
     def read(self, info: Mapping[str, Any], prefix: str) -> dict[str, float]:
@@ -144,7 +148,7 @@ class ActionWindows:
             info: the broker's reply to the query "info".
             prefix: the text that is put before every name.
         """
-        with self._lock:
+        with self.lock:
             windows, self._windows = self._windows, _empty()
         found = {f"{group}/{name}": value for group in GROUPS
                  for name, value in windows[group].figures().items()}

@@ -127,6 +127,7 @@ class Connection:
         self._attachments = Attachments(self._lock)
         self._streams = OpenStreams()
         self.windows = ActionWindows()
+        self._lock.needed = (self.windows.lock,)
         self._acks, self._ack_bytes = list[int](), 0  # results that were not acknowledged
         self._closing = False
         self._channel: Channel | None = None
@@ -332,7 +333,7 @@ class Connection:
         with self._lock:
             self._check_open()
             number = self.new_id()
-            stream = PortStream(self, number, session.spec.id, port)
+            stream = PortStream(self, number, session.spec.id, port, self._lock)
             if session.why_ended:
                 raise SessionLost(session.why_ended)
             self._streams.add(number, stream)

@@ -14,11 +14,9 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import os
 import queue
 import signal
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING
@@ -31,7 +29,7 @@ from ..domain.ids import show
 from ..domain.rollouts import Routed
 from ..domain.states import ActionState
 from ..errors import ActionFailed, ActionOutOfMemory, ActionTimeout, ClientClosed, InvalidInput
-from ..interrupts import CallersLock, InterruptibleCondition, check_wait
+from ..interrupts import CallersLock, InterruptibleCondition, check_wait, futures_lock
 from ..protocol.input_flow import SIGNALS
 from ..protocol.message import ActionResult
 
@@ -174,19 +172,6 @@ class ExecResult(msgspec.Struct, frozen=True, gc=False):
 
 _PYTHON_ENDS = ("Python is ending, so a client can neither submit nor wait; close what uses it "
                 "before, in a with block or a function of atexit")
-# Held while a future without a condition ends, and while a condition is made. So a waiter either
-# sees the end, or has a condition by which the end wakes it.
-# A signal handler may take it once more, in the thread that it has interrupted.
-_gate = threading.RLock()
-
-
-def _forked() -> None:
-    global _gate
-    # A thread that held the old lock does not exist in the child and would never release it.
-    _gate = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_forked)
 
 
 class Future(concurrent.futures.Future[Any]):
@@ -228,8 +213,8 @@ class Future(concurrent.futures.Future[Any]):
         if sys.is_finalizing() and not self.done():
             self._exception, self._state = ClientClosed(_PYTHON_ENDS), FINISHED
         if self._made is None:
-            with _gate:
-                made = InterruptibleCondition()
+            made = InterruptibleCondition(futures_lock)
+            with futures_lock:  # it is also held while a future without a condition ends
                 if self._made is None:  # no call from here on: no signal handler comes in between
                     self._waiters: list[Any] = []
                     self._done_callbacks: list[Callable[[Any], object]] = []
@@ -238,7 +223,7 @@ class Future(concurrent.futures.Future[Any]):
 
     def set_result(self, result: Any) -> None:
         """Ends the future with a value; for the connection's thread."""
-        with _gate:
+        with futures_lock:
             if self._made is None and self._state == PENDING:
                 self._result = result
                 self._state = FINISHED
@@ -312,6 +297,7 @@ class Future(concurrent.futures.Future[Any]):
         return show(self.action)
 
     def __await__(self) -> Generator[Any, None, Any]:
+        check_wait(self, self._lock, None)
         return asyncio.wrap_future(self).__await__()
 
     def cancel(self) -> bool:
@@ -442,6 +428,8 @@ async def as_completed_async(futures: Iterable[Future]) -> AsyncIterator[Future]
     # One callback each: `asyncio.wait` in a loop looks at every open future each time one ends.
     count = len(waiting)
     for each in waiting:
+        if isinstance(each, Future):
+            check_wait(each, each._lock, None)
         each.add_done_callback(put)
         del each
     del futures, waiting  # they hold the results, which the caller may be done with

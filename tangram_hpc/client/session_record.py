@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from ..domain.session import SessionSpec, why_ended
 from ..errors import InfeasibleRequest, SessionLost, TangramError
-from ..interrupts import CallersLock, PlainFuture
+from ..interrupts import CallersLock, PlainFuture, check_wait
 from ..protocol import message as ms
 from .forked import end_copy
 from .future import check_python_runs
@@ -40,6 +40,7 @@ class SessionFuture(PlainFuture[_T]):
         return super().result(timeout)
 
     def __await__(self) -> Generator[None, None, _T]:
+        check_wait(self, self._lock, None)
         return asyncio.wrap_future(self).__await__()
 
 

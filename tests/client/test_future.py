@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from tangram_hpc.client import future as future_module
 from tangram_hpc.client.client import Client
 from tangram_hpc.client.future import Future, as_completed, as_completed_async
 from tangram_hpc.client.request import Options, make_action
@@ -26,6 +25,7 @@ from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.errors import InvalidInput, TangramError
+from tangram_hpc.interrupts import futures_lock
 from tangram_hpc.protocol import message as ms
 from tangram_hpc.protocol import payload as pl
 
@@ -205,7 +205,7 @@ def test_ending_a_future_and_beginning_to_wait_exclude_each_other() -> None:
     """Who begins to wait looks at what has been decided, and who ends it sees who waits."""
     for touch in (lambda one: one.set_result(1), lambda one: one._condition):
         one = fresh()
-        with future_module._gate:
+        with futures_lock:
             thread = threading.Thread(target=touch, args=(one,), daemon=True)
             thread.start()
             thread.join(0.05)
@@ -237,7 +237,7 @@ def test_a_child_forked_while_a_future_ends_can_use_futures() -> None:
     held, leave = threading.Event(), threading.Event()
 
     def end_one() -> None:
-        with future_module._gate:
+        with futures_lock:
             held.set()
             leave.wait(20)
 

@@ -4,6 +4,7 @@ has interrupted a call of the same client, and waits in a callback on the client
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 import time
@@ -58,6 +59,32 @@ def test_a_signal_handler_never_waits_for_the_call_that_it_interrupts(
     assert 0 < refused < place / 2
 
 
+@pytest.mark.parametrize("call", [
+    lambda client: client.submit(time.sleep, 0.02).result(20),
+    lambda client: list(tangram_hpc.as_completed([client.submit(time.sleep, 0.02)], 20)),
+    lambda client: client.metrics(),
+], ids=["result", "as_completed", "metrics"])
+def test_a_wait_in_a_signal_handler_ends_wherever_it_comes(
+        cluster: LocalCluster, call: Callable[[Client], Any]) -> None:
+    """Also where the interrupted call has something else that the client's thread needs, such as a
+    future's condition: the handler's wait ends or raises, and the interrupted wait ends too."""
+    client, told = cluster.client, list[str]()
+
+    def handle() -> None:
+        try:
+            told.append(str(client.submit(pow, 5, 2).result(5)))
+        except WouldDeadlock:
+            told.append("refused")
+
+    for place in range(1, PLACES_MAX):
+        began = time.monotonic()
+        came, _ = handled(lambda: call(client), place, handle)
+        if not came:
+            break
+        assert time.monotonic() - began < 10, place
+    assert set(told) == {"25", "refused"}
+
+
 def told_on(client: Client, work: Callable[[], Any]) -> Any:
     """What a function does in a done callback of a client: its value, or the error that it raised;
     fails if neither is there within 5 s."""
@@ -79,6 +106,25 @@ def opened(client: Client) -> None:
         pass
 
 
+async def awaited(client: Client) -> None:
+    await client.submit(time.sleep, 0.1)
+
+
+async def awaited_as_completed(client: Client) -> None:
+    async for _ in tangram_hpc.as_completed_async([client.submit(time.sleep, 0.1)]):
+        pass
+
+
+async def awaited_session(client: Client) -> None:
+    async with client.session():
+        pass
+
+
+async def awaited_slot(client: Client) -> None:
+    async with client.endpoint("none").slot():
+        pass
+
+
 @pytest.mark.parametrize("wait", [
     lambda client: client.submit(pow, 2, 2).result(),
     lambda client: client.submit(time.sleep, 0.1).result(1),
@@ -87,12 +133,30 @@ def opened(client: Client) -> None:
     lambda client: client.ask("queue"),
     opened,
     lambda client: client.session().opened.result(),
-], ids=["result", "timeout", "exception", "as_completed", "ask", "session", "opened"])
+    lambda client: asyncio.run(awaited(client)),
+    lambda client: asyncio.run(awaited_as_completed(client)),
+    lambda client: asyncio.run(awaited_session(client)),
+    lambda client: asyncio.run(awaited_slot(client)),
+    lambda client: client.pty("true").read(),
+    lambda client: client.direct().call(pow, 3, 2),
+], ids=["result", "timeout", "exception", "as_completed", "ask", "session", "opened", "await",
+        "as_completed_async", "async_session", "async_slot", "pty", "direct"])
 def test_a_wait_in_a_callback_raises(cluster: LocalCluster, wait: Callable[[Client], Any]) -> None:
     error = told_on(cluster.client, lambda: wait(cluster.client))
     assert isinstance(error, WouldDeadlock), error
     assert "callback" in str(error)
     assert cluster.submit(pow, 3, 2).result(20) == 9
+
+
+def test_a_wait_for_a_port_in_a_callback_raises(cluster: LocalCluster) -> None:
+    server = ("import socket, time; s = socket.create_server(('127.0.0.1', 8123)); "
+              "print('ready', flush=True); c, _ = s.accept(); time.sleep(60)")
+    ready = threading.Event()
+    with tangram_hpc.connect(cluster.access) as client, client.session() as session:
+        session.exec(["python3", "-c", server], on_output=lambda *_: ready.set())
+        assert ready.wait(20)
+        with session.connect(8123) as stream:
+            assert isinstance(told_on(client, lambda: stream.recv(1)), WouldDeadlock)
 
 
 def test_a_wait_in_on_output_raises_and_is_logged(cluster: LocalCluster,

@@ -31,7 +31,7 @@ from ...domain.action import Kind
 from ...domain.outcome import too_long
 from ...domain.states import ActionState
 from ...errors import ActionFailed, ActionTimeout, ClientClosed, InvalidInput, ProtocolError
-from ...interrupts import CallersLock, if_free
+from ...interrupts import CallersLock, check_wait, if_free
 from ...ports import DirectListener, DirectTransport
 from ...protocol import payload as pl
 from ...protocol.direct_frames import DirectReply
@@ -316,7 +316,10 @@ class DirectCalls:
 
         Raises:
             ClientClosed: this object was closed.
+            WouldDeadlock: the wait could not end where it was begun.
         """
+        for future in futures:
+            check_wait(future, self._broker._lock, timeout_s)
         done = concurrent.futures.wait([*futures, self._over], timeout_s, FIRST_COMPLETED).done
         self._check_open()
         return bool(done)

@@ -19,7 +19,7 @@ from ...domain.outcome import Outcome
 from ...domain.service import pushed_by
 from ...domain.states import ActionState
 from ...errors import BrokerUnreachable, InvalidInput
-from ...interrupts import CallersLock, PlainFuture
+from ...interrupts import CallersLock, PlainFuture, check_wait
 from ...protocol import message as ms
 from ..forked import end_copy
 from ..future import Future
@@ -86,6 +86,7 @@ class GrantRequest:
             InfeasibleRequest: no such endpoint is declared.
             BrokerUnreachable: the broker or this client ended.
         """
+        check_wait(self._next, self._lock, None)
         while (pause_s := self._taken(await asyncio.wrap_future(self._next))) is None:
             pass
         if pause_s:

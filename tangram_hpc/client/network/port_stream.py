@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 from ...errors import InvalidInput, PortFailed
-from ...interrupts import InterruptibleCondition
+from ...interrupts import CallersLock, InterruptibleCondition
 from ...protocol.message import (
     Message,
     StreamCredit,
@@ -52,10 +52,11 @@ class PortStream:
         opened: whether the stream was connected; it stays True after the end.
     """
 
-    def __init__(self, sender: StreamSender, number: int, session: int, port: int) -> None:
+    def __init__(self, sender: StreamSender, number: int, session: int, port: int,
+                 lock: CallersLock | None = None) -> None:
         self.session, self.port = session, port
         self._sender, self._number = sender, number
-        self._changed = InterruptibleCondition()
+        self._changed = InterruptibleCondition(callers=lock)
         self._timeout: float | None = None
         self._credit = 0  # bytes that may be sent
         self.opened = False

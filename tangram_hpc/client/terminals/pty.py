@@ -35,7 +35,7 @@ class Pty:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self.future: Future
-        self._changed = InterruptibleCondition()
+        self._changed = InterruptibleCondition(callers=connection._lock)
         self._credit = 0  # bytes that may be sent
         self._granted = 0  # bytes that might be sent in all since the command began
         self._unsent = bytearray()
