@@ -119,10 +119,9 @@ class Connection:
         self._opening: set[int] = set()  # sessions among these that wait for admission
         self._questions: dict[int, _Question] = {}  # without an answer
         self._unconfirmed = UnconfirmedMessages()
-        # (session or 0, message) that a thread could not put into the outbox, as the lock was held;
-        # and actions that it could not cancel
+        # (session or 0, message) that a thread could not put into the outbox, as the lock was held
         self._deferred: deque[tuple[int, ms.Message]] = deque()
-        self._to_cancel: deque[int] = deque()
+        self._to_cancel: deque[int] = deque()  # actions that it could not cancel
         self._credit = SubmissionCredit()  # which actions among `_pending` are not sent yet
         self._attachments = Attachments(self._lock)
         self._streams = OpenStreams()
@@ -527,6 +526,7 @@ class Connection:
             if self._channel is not None:
                 self._channel.close()
             self._ready.set()
+            self._lock.served_by = 0  # a later thread may get the id of this one
 
     def _serve(self, channel: Channel) -> None:
         last_ping = time.monotonic()

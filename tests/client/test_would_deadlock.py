@@ -180,3 +180,25 @@ def test_what_a_callback_may_do(cluster: LocalCluster) -> None:
     with tangram_hpc.connect(cluster.access) as other:
         assert told_on(client, lambda: other.submit(pow, 4, 2).result(20)) == 16
         assert told_on(other, other.close) is None
+
+
+def test_a_thread_with_the_id_of_an_ended_clients_thread_is_told_of_the_end(
+        cluster: LocalCluster) -> None:
+    """Ids of threads are used again, mostly at once."""
+    with cluster.session(shared=True) as session:
+        handle = session.handle()
+        client = tangram_hpc.connect(cluster.access)
+        client.close()
+        told = list[Any]()
+
+        def attach() -> None:
+            try:
+                client.attach(handle)
+            except tangram_hpc.TangramError as error:
+                told.append(error)
+
+        for _ in range(20):
+            thread = threading.Thread(target=attach)
+            thread.start()
+            thread.join()
+    assert {type(each) for each in told} == {tangram_hpc.ClientClosed}
