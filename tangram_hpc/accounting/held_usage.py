@@ -69,18 +69,33 @@ class HeldRow:
         now = self.cpus * max(0, self.until - self.since) if self.came else 0
         return self.earlier_core_ns + now
 
-    def fit(self, spans: Iterable[JobSpan]) -> None:
+    def fit(self, spans: Iterable[JobSpan], earlier_until: int,
+            next_start: int | None = None) -> None:
         """Replaces its present times by those that Slurm's accounting has for them.
 
         Slurm cuts its times to whole seconds. Where cores were lent in the last second, which is
         cut off, they count as held for as long as they were lent.
+
+        A job that lost a node, or was made smaller, and was then requeued has one span for both
+        starts (seen with Slurm 22.05). Of such a span only the beginning counts for the first of
+        them, and only the end for the last.
+
+        Args:
+            spans: when the job held nodes, by Slurm's accounting.
+            earlier_until: when the job's start before this one ended, in ns since the epoch; 0 if
+                this is the first.
+            next_start: when the job's next start began, in ns since the epoch; None for no such
+                start.
         """
         own = [span for span in spans if self.came and span.job == self.job
                and span.start_ns <= self.until and self.since < span.end_ns + _SECOND]
         if own:  # a requeued job may start again in the second in which it ended
             span = max(own, key=lambda one: min(one.end_ns, self.until)
                        - max(one.start_ns, self.since))
-            self.since, self.until = span.start_ns, max(span.end_ns, self.lent_until)
+            if span.start_ns >= earlier_until:
+                self.since = span.start_ns
+            if next_start is None or span.end_ns <= next_start:
+                self.until = max(span.end_ns, self.lent_until)
 
     def rest(self) -> None:
         """Ends the current holding because the job is requeued; it may later get other nodes."""
@@ -99,6 +114,7 @@ class HeldUsage:
         self._spans = spans
         self._own, self._granted_at = "", 0  # the broker's own job, and when Slurm granted it
         self.rows: dict[str, HeldRow] = {}
+        self._rested: dict[str, int] = {}  # job -> when its last start before a requeue ended
         self._shapes: dict[int, tuple[str, int]] = {}  # alloc -> shape's name, CPUs of all nodes
         self._job_of: dict[int, str] = {}  # alloc -> job
         self._since: dict[int, int] = {}  # when allocations began whose job is not known yet
@@ -117,7 +133,7 @@ class HeldUsage:
         elif isinstance(event, ev.BrokerStarted):
             again = event.granted_at and event.granted_at == self._granted_at
             if not (event.await_until or again):  # else Slurm has not taken the nodes meanwhile
-                self._begin_again(before)
+                self._begin_again(before, event.granted_at or event.at)
             self._own, self._granted_at = event.job, event.granted_at
 
     def close(self) -> None:
@@ -129,16 +145,18 @@ class HeldUsage:
             if up:
                 self.rows[job].until = self.last_ns
         for row in self.rows.values():
-            row.fit(self._spans)
+            row.fit(self._spans, self._rested.get(row.job, 0))
 
-    def _begin_again(self, before: int) -> None:
+    def _begin_again(self, before: int, since: int) -> None:
         """Handles a start of the broker. Allocations other than satellites were held until
-        `before`, the time of the last event before the start.
+        `before`, the time of the last event before the start; the job holds nodes again from
+        `since` on.
         """
         for row in self.rows.values():
             if row.came and not row.name:
                 row.until = before if self._up.get(row.job) else row.until
-                row.fit(self._spans)
+                row.fit(self._spans, self._rested.get(row.job, 0), since)
+                self._rested[row.job] = row.until
                 row.rest()
 
     def _asked(self, event: ev.AllocationAsked) -> None:

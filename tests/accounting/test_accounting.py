@@ -238,6 +238,20 @@ def test_cores_that_were_lent_in_the_last_second_of_a_job_were_held() -> None:
     assert row.used_ns <= row.held_ns == 4_700_000_000
 
 
+def test_two_starts_that_accounting_has_as_one_are_not_counted_twice() -> None:
+    """As Slurm 22.05 has them if the job lost a node, or was made smaller, before its requeue."""
+    second = 10**9
+    w, told = World(), ("77", "elastic", "none", "me", "", 8, 0)
+    for number, granted in enumerate((100, 300), 1):
+        w.happen(ev.BrokerStarted((granted + 1) * second, *told, granted * second))
+        w.happen(ev.NodeJoined((granted + 2) * second, number, NodeSpec(
+            "a", "h", (0,), 99, allocation="77")))
+        w.happen(ev.BrokerStopped((granted + 50) * second, "done"))
+    (row,) = held(w.events, [JobSpan("77", 1, 100 * second, 355 * second)])
+    assert (row.span_ns // second, row.held_ns // second) == (50 + 55, 50 + 55)
+    assert (row.since // second, row.until // second) == (300, 355)
+
+
 def test_each_run_of_a_job_has_its_own_times_when_it_starts_again_within_a_second() -> None:
     """By Slurm's whole seconds the second run begins when the first one ends."""
     second = 10**9
