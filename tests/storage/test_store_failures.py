@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,18 @@ def test_a_full_disk_is_an_error_of_the_disk_and_leaves_no_part_of_the_payload(s
     assert not isinstance(failed.value, InvalidInput) and isinstance(failed.value, TangramError)
     assert store.get(kept) == b"k" * 100_000
     assert store.put(b"y" * 50_000)  # the room of what failed is free again
+
+
+def test_a_limit_of_file_sizes_is_named_with_its_remedy(tmp_path: Path) -> None:
+    """As a login shell has it, which Slurm hands on to the job."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(StoreFailed, match=r"File too large.*ulimit -f"):
+            FolderStore(tmp_path).put(b"x" * 200_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_store_that_is_no_folder_is_named_with_the_remedy(tmp_path: Path) -> None:
