@@ -308,6 +308,16 @@ def test_settings_that_a_worker_refuses_fail_in_doctor(tmp_path: Path) -> None:
     assert limits.cores(many).state == "warn" and "counted" in limits.cores(many).found
 
 
+def test_memory_that_only_doctor_uses_in_a_small_job_step_is_no_warning(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = where(tmp_path)
+    monkeypatch.setattr(limits.memory, "total_mib", lambda: 1000)
+    monkeypatch.setattr(limits.memory, "left_mib", lambda: 991)
+    assert limits.session_memory(here) == ok("1000 MiB would be lent; 991 of 1000 MiB are free")
+    monkeypatch.setattr(limits.memory, "left_mib", lambda: 10)
+    assert "something else" in limits.session_memory(here).remedy
+
+
 def test_doctor_tells_whether_the_compiled_loop_serves_plain_commands(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = where(tmp_path)
