@@ -14,6 +14,7 @@ does the same within a program of your own. This module imports mini-swe-agent o
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import platform
 import re
@@ -110,6 +111,10 @@ class MiniSweEnvironment:
             opening.opened.result(self.config.pull_timeout or None)
             for each in opening.first:
                 each.result()
+        except concurrent.futures.TimeoutError:
+            self.cleanup()
+            raise TimeoutError("the session was not open within pull_timeout: "
+                               f"{self.config.pull_timeout:g} s") from None
         except BaseException:
             self.cleanup()
             raise

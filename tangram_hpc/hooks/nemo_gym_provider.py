@@ -115,7 +115,8 @@ class TangramProvider:
             session = await self._open(spec)
             box = Box(session, spec.workdir or "", spec.resources.cpu or 1)
         except (TangramError, asyncio.TimeoutError) as error:
-            raise SandboxCreateError(f"tangram: {error or 'not open in time'}") from error
+            why = str(error) or "not open in time"  # the error of a time-out has no text
+            raise SandboxCreateError(f"tangram: {why}") from error
         return self._handle(box)
 
     async def _open(self, spec: SandboxSpec) -> tangram_hpc.Session:

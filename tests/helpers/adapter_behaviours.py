@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,15 @@ class AdapterBehaviours:
         self.end(trajectory)
 
 
+@contextmanager
+def memory_taken(cluster: LocalCluster, but_mib: int = 512) -> Iterator[int]:
+    """Holds the memory of the only node but for some; yields an amount in MiB that cannot be had
+    for as long."""
+    taken = int(cluster.ask("info")["mem_mib_free"]) - but_mib
+    with cluster.client.session(mem=taken):
+        yield 2 * but_mib
+
+
 def check_restart(adapter: AdapterBehaviours, home: Path) -> None:
     """Kills the broker under a trajectory and goes on with the job's next one: the call under it is
     answered, and the next trajectory works."""
@@ -160,4 +170,4 @@ def next_broker(home: Path, job: str) -> LocalCluster:
 
 
 __all__ = ["LIMIT_S", "AdapterBehaviours", "adapters_cluster", "check_restart", "eventually",
-           "kill_broker", "next_broker", "sessions_open"]
+           "kill_broker", "memory_taken", "next_broker", "sessions_open"]

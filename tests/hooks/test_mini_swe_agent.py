@@ -19,6 +19,7 @@ from helpers.adapter_behaviours import (
     AdapterBehaviours,
     adapters_cluster,
     eventually,
+    memory_taken,
     sessions_open,
 )
 from helpers.hostile_rig import reason_to_skip
@@ -116,6 +117,13 @@ def test_variables_of_the_configuration_and_of_this_process_are_seen(
 def test_files_that_cannot_be_written_are_an_error(cluster: LocalCluster) -> None:
     with pytest.raises(FileMissing, match="/proc/nothing/here"):
         MiniSweEnvironment(session={"files": {"/proc/nothing/here": "x"}})
+    assert eventually(lambda: sessions_open(cluster) == 0)
+
+
+def test_an_environment_that_waits_too_long_says_so(cluster: LocalCluster) -> None:
+    with memory_taken(cluster) as mem_mib, \
+            pytest.raises(TimeoutError, match=r"not open within pull_timeout: 0\.2 s"):
+        MiniSweEnvironment(mem=mem_mib, pull_timeout=0.2)
     assert eventually(lambda: sessions_open(cluster) == 0)
 
 

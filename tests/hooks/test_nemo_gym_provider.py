@@ -17,6 +17,7 @@ from helpers.adapter_behaviours import (
     AdapterBehaviours,
     adapters_cluster,
     eventually,
+    memory_taken,
     sessions_open,
 )
 from helpers.harness_stand_ins import (
@@ -175,6 +176,14 @@ def test_a_sandbox_that_cannot_be_had_is_refused_by_the_field(
         cluster: LocalCluster, module: Any, spec: SandboxSpec, word: str) -> None:
     with pytest.raises(SandboxCreateError, match=word):
         do(module.TangramProvider().create(spec))
+
+
+def test_a_sandbox_that_waits_too_long_says_so(cluster: LocalCluster, module: Any) -> None:
+    with memory_taken(cluster) as mem_mib:
+        spec = SandboxSpec(resources=SandboxResources(memory_mib=mem_mib), ready_timeout_s=0.2)
+        with pytest.raises(SandboxCreateError, match="tangram: not open in time"):
+            do(module.TangramProvider().create(spec))
+    assert eventually(lambda: sessions_open(cluster) == 0)
 
 
 def test_a_wrong_key_of_the_configuration_or_descriptor_is_named(

@@ -11,6 +11,7 @@ from helpers.adapter_behaviours import (
     AdapterBehaviours,
     adapters_cluster,
     eventually,
+    memory_taken,
     sessions_open,
 )
 from helpers.openenv_stand_in import SERVER, StandInClient
@@ -110,6 +111,14 @@ def test_files_and_variables_of_a_session_are_those_of_the_server(cluster: Local
     env.close()
     with pytest.raises(RuntimeError, match="no such file: /proc/nothing/here"):
         provider.start_container(files={"/proc/nothing/here": ""})
+    assert eventually(lambda: sessions_open(cluster) == 0)
+
+
+def test_a_container_that_waits_too_long_says_so(cluster: LocalCluster) -> None:
+    with memory_taken(cluster) as mem_mib:
+        provider = SessionContainerProvider(command(), mem=mem_mib, open_timeout_s=0.2)
+        with pytest.raises(RuntimeError, match="tangram: the session was not opened in time"):
+            provider.start_container()
     assert eventually(lambda: sessions_open(cluster) == 0)
 
 

@@ -112,8 +112,8 @@ class SessionContainerProvider:
                 self._open_timeout_s)
         except (TangramError, concurrent.futures.TimeoutError) as error:
             self.stop_container()
-            raise RuntimeError(f"tangram: {error or 'the session was not opened in time'}"
-                               ) from error
+            why = str(error) or "the session was not opened in time"  # a time-out has no text
+            raise RuntimeError(f"tangram: {why}") from error
 
     def wait_for_ready(self, base_url: str, timeout_s: float = 30.0) -> None:
         """Waits until the server answers.
