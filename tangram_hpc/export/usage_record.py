@@ -77,8 +77,10 @@ def _plain(text: str) -> str:
 
 
 def _span(ns: int) -> str:
-    """A duration of XML Schema, such as PT1.500S."""
-    return f"PT{ns // 10**9}.{ns // 10**6 % 1000:03d}S"
+    """A duration of XML Schema, such as PT1.500000000S. It is exact: programs add up the CPU times
+    of many actions, each of which may be shorter than a millisecond.
+    """
+    return f"PT{ns // 10**9}.{ns % 10**9:09d}S"
 
 
 def _when(ns: int) -> str:

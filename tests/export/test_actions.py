@@ -12,6 +12,7 @@ import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
@@ -82,8 +83,10 @@ def test_usage_records_are_xml_with_the_times_of_acct(capsys: pytest.CaptureFixt
         names = [part.tag.removeprefix(tag) for part in record]
         assert names == [name for name in order if name in names] and "Status" in names
         text = {name: record.find(f"{tag}{name}").text for name in names}
-        seconds = float(text["WallDuration"].removeprefix("PT").removesuffix("S"))
-        assert seconds == action["elapsed_ns"] // 10**6 / 1000
+        for name, key in (("WallDuration", "elapsed_ns"), ("CpuDuration", "cpu_ns")):
+            if name in text:  # exact, since sums of short actions must be those of acct
+                seconds = Decimal(text[name].removeprefix("PT").removesuffix("S"))
+                assert seconds * 10**9 == action[key], name
         assert text["Host"] == action["host"]
         assert record.find(f".//{tag}LocalJobId").text == action["job_id"]
 
