@@ -14,7 +14,7 @@ import pytest
 from helpers.forked_verb import tangram
 
 from tangram_hpc import LocalCluster
-from tangram_hpc.accounting.fields import FIELDS, as_sacct
+from tangram_hpc.accounting.fields import FIELDS, as_sacct, stamp
 from tangram_hpc.accounting.job_row import JobRow, fold_with_job
 from tangram_hpc.cli.helpers.times import parse_time
 from tangram_hpc.domain import event as ev
@@ -40,6 +40,16 @@ NOW = datetime(2026, 11, 26, 14, 30, 15)
 ])
 def test_times_mean_what_sacct_takes_them_for(text: str, meant: datetime) -> None:
     assert parse_time("--starttime", text, NOW) == round(meant.timestamp()) * 10**9
+
+
+def test_times_are_taken_as_acct_prints_them() -> None:
+    """Start, End and Submit have milliseconds."""
+    meant = round(datetime(2026, 11, 25, 8, 5, 9).timestamp() * 1000 + 250) * 10**6
+    printed = stamp(meant)
+    assert printed == "2026-11-25T08:05:09.250"
+    assert parse_time("--starttime", printed, NOW) == meant
+    today = NOW.replace(hour=8, minute=5, second=9).timestamp()
+    assert parse_time("--starttime", "08:05:09.5", NOW) == round(today) * SECOND + SECOND // 2
 
 
 @pytest.mark.parametrize(("now_s", "back"), [

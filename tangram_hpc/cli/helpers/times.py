@@ -21,7 +21,7 @@ _HOURS = {"today": 0, "midnight": 0, "noon": 12, "fika": 15, "teatime": 16}
 # a form without a year comes before the one with it, which would take a digit of the day for it
 _DATES = ("%Y-%m-%d", "%m/%d", "%m/%d/%y", "%m/%d/%Y", "%d.%m", "%d.%m.%y", "%d.%m.%Y", "%m%d",
           "%m%d%y")
-_TIMES = ("%H:%M", "%H:%M:%S")
+_TIMES = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f")  # the last as `tangram acct` prints times
 _SECONDS = re.compile(r"\d+(\.\d*)?|\.\d+", re.ASCII)
 
 
@@ -64,7 +64,8 @@ def _parsed(text: str, now: datetime) -> datetime | None:
                 return found
     for time in (*_TIMES, "%I:%M%p", "%I:%M:%S%p", "%I:%M %p", "%I:%M:%S %p"):
         if (at := _read(text, time, now)) is not None:
-            return now.replace(hour=at.hour, minute=at.minute, second=at.second, microsecond=0)
+            return now.replace(hour=at.hour, minute=at.minute, second=at.second,
+                               microsecond=at.microsecond)
     return None
 
 
