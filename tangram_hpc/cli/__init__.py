@@ -191,6 +191,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                   "owner, or name a place of your own (for jobs by TANGRAM_HOME)",
                   file=sys.stderr)
             return 2
+        if error.errno == errno.ENAMETOOLONG and error.filename:
+            # most often the ids of many jobs, without commas between them
+            print(f"tangram: error: {printable(str(error.filename))}: {error.strerror}",
+                  file=sys.stderr)
+            return 2
         if error.errno not in _FAILED_WRITE:
             raise
         _give_up_stdout()

@@ -48,3 +48,18 @@ def test_explain_says_that_the_journal_of_an_ended_job_is_damaged(
     journal.unlink()
     assert main(["explain", "-j", folder.name, future.id]) == 2
     assert "not known from a journal" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [
+    ["acct", "-j", "4711 " * 60], ["report", "x" * 300], ["logs", "-j", "x" * 300, "1.1"],
+    ["sim", "x" * 300, "--cluster", "coding-200", "--policy", "elastic"],
+    ["plan", "--model", "x" * 300, "--gpus", "8"]])
+def test_a_name_that_is_too_long_for_a_file_is_told_in_one_line(
+        words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the ids of many jobs without commas."""
+    (tmp_path / "jobs").mkdir()
+    monkeypatch.setenv("TANGRAM_HOME", str(tmp_path))
+    assert main(words) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("tangram: error: ") and told.count("\n") == 1
