@@ -111,6 +111,7 @@ class Setup(ProcessFrame, frozen=True, tag=1):
             fields of `user_namespace.UserMap`; empty for user 0 alone.
         keep_outputs: whether the output of every command is sent while it runs, for the node's log.
         early: whether the node's bwrap is older than 0.8; see `ContainerSpec`.
+        resets: whether the node's bwrap resets SIGCHLD; see `ContainerSpec`.
     """
 
     kill_wait_ns: int
@@ -129,6 +130,7 @@ class Setup(ProcessFrame, frozen=True, tag=1):
     users: tuple[str, ...] = ()
     keep_outputs: bool = False
     early: bool = False
+    resets: bool = False
 
 
 class RunAction(ProcessFrame, frozen=True, tag=2):

@@ -3,17 +3,15 @@ later options, and passes all else on, stands for it."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from helpers.ordinary_user import ordinary_user
+from helpers.other_bwrap import cluster_with
 from helpers.root_folder_rig import make_image
 
 from tangram_hpc import LocalCluster
-from tangram_hpc.sandbox.manager.backends import Backends
 
 EARLY = """#!/bin/sh
 for word; do
@@ -49,21 +47,9 @@ os.kill(pid, signal.SIGKILL)
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    bwrap = shutil.which("bwrap")
-    if bwrap is None:
-        pytest.skip("bwrap is not installed")
-    place = tmp_path_factory.mktemp("early")
-    program = place / "bwrap"
-    program.write_text(EARLY.format(bwrap=bwrap))
-    program.chmod(0o755)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", f"{place}:{os.environ['PATH']}")
-        found = Backends.probed()
-        if "bwrap" not in found.trusted:
-            pytest.skip(found.why_not["bwrap"])
+    with cluster_with(EARLY, tmp_path_factory.mktemp("early")) as (found, running):
         assert found.early
-        with LocalCluster(cpus=2, home=place / "home", isolation="bwrap") as running:
-            yield running
+        yield running
 
 
 @pytest.mark.parametrize("trusted", [False, True])

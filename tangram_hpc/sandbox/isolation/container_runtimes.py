@@ -28,7 +28,7 @@ from typing import Protocol
 
 from ..files import scratch
 from .hosts import HOSTNAME
-from .pause_process import CAT, SHELL
+from .pause_process import CAT, IGNORING_CAT, SHELL
 
 SESSION = "/session"
 IMAGE = "/image"  # where bwrap mounts the root of an image
@@ -63,6 +63,8 @@ class ContainerSpec:
             has no way out.
         early: whether bwrap is older than 0.8. Such a bwrap cannot bar further user namespaces, nor
             limit a file system in memory, nor set its mode, so the init does that.
+        resets: whether bwrap gives its program the default action of SIGCHLD, as it does from
+            0.11.1 on.
     """
 
     home: str
@@ -76,6 +78,7 @@ class ContainerSpec:
     root: str = ""
     resolver: str = ""
     early: bool = False
+    resets: bool = False
 
 
 class Runtime(Protocol):
@@ -146,7 +149,8 @@ class Bwrap:
             *([] if box.image else _in_tmp(box.read)),
             *[word for here, there in box.files for word in ("--ro-bind", here, f"{at}{there}")],
             # If root runs the worker, the sandbox's user owns the machine's settings in /proc/sys.
-            "--remount-ro", f"{at}/proc", "--remount-ro", "/", "--chdir", at or SESSION, "--", *CAT,
+            "--remount-ro", f"{at}/proc", "--remount-ro", "/", "--chdir", at or SESSION, "--",
+            *(IGNORING_CAT if box.resets else CAT),
         ]
 
     def env(self, base: Mapping[str, str]) -> dict[str, str]:

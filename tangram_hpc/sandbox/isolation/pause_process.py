@@ -9,6 +9,7 @@ on. The runtimes are known elsewhere, and the sandbox is entered elsewhere.
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import time
@@ -17,9 +18,11 @@ from contextlib import suppress
 
 from ...resources import process_tree
 
+CAT = ("cat",)
+# for a runtime that gives its program the default action of SIGCHLD
+IGNORING_CAT = ("env", "--ignore-signal=CHLD", *CAT)
 # dash cannot ignore SIGCHLD: even after `trap "" CHLD` the end of an orphan breaks off its `read`.
 # So a `cat` reads, and the shell waits for it.
-CAT = ("cat",)
 SHELL = ("/bin/sh", "-c",
          'trap "" HUP INT TERM; exec 3<&0; while :; do cat <&3 & wait $! && exit; done')
 _HELLO = b"ready\n"
@@ -70,6 +73,12 @@ class PauseProcess:
         except PauseFailed:
             self.end()
             raise
+
+    def reaps(self) -> bool:
+        """Whether the sandbox's first process ignores SIGCHLD, so that the kernel reaps orphans."""
+        status = process_tree.read(f"/proc/{self.inside}/status") or b""
+        ignored = re.search(rb"^SigIgn:\s*(\w+)$", status, re.MULTILINE)
+        return ignored is not None and bool(int(ignored[1], 16) >> (signal.SIGCHLD - 1) & 1)
 
     def _spawn(self, argv: Sequence[str], env: Mapping[str, str],
                first: Callable[[], None] | None) -> None:

@@ -68,6 +68,7 @@ class Backends:
         open_network: the program by which sandboxes of bwrap have an open network; empty where no
             program works, for which `why_not` gives the reason.
         early: whether bwrap is older than 0.8; see `ContainerSpec`.
+        resets: whether bwrap resets SIGCHLD; see `ContainerSpec`.
     """
 
     trusted: tuple[str, ...] = ("process",)
@@ -78,6 +79,7 @@ class Backends:
     users: tuple[str, ...] = ()
     open_network: str = ""
     early: bool = False
+    resets: bool = False
 
     @classmethod
     def probed(cls, default: str = "", read_paths: Sequence[str] = (), scratch: str = ""
@@ -98,14 +100,14 @@ class Backends:
         except ValueError as error:
             raise InvalidInput(f"config field `read_paths`: {error}") from None
         why_not = {name: missing(runtime) for name, runtime in RUNTIMES.items()}
-        root, users, early = "", tuple[str, ...](), False
+        root, users, early, resets = "", tuple[str, ...](), False, False
         why_not[OPEN_NETWORK] = why_not["bwrap"]
         for name, runtime in RUNTIMES.items():
             # others can be probed only with an image
             if not why_not[name] and not runtime.needs_image:
                 report = examine(runtime, "", read, _PROBE_S, scratch)
                 why_not[name], root, users = report.why_not, report.root, report.users
-                early = report.early
+                early, resets = report.early, report.resets
                 why_not[OPEN_NETWORK] = report.why_not or report.why_not_open
                 why_not[SEVERAL_USERS] = report.why_no_users
                 why_not |= {_ROOT_BY + way: why for way, why in report.why_no_root.items()}
@@ -131,7 +133,7 @@ class Backends:
                                f"({why_not.get(default, 'there is no such backend')})")
         return cls(preferred(("process", *works), default), preferred(untrusted, default),
                    {name: why for name, why in why_not.items() if why}, read, root, users,
-                   "" if why_not[OPEN_NETWORK] else STACK, early)
+                   "" if why_not[OPEN_NETWORK] else STACK, early, resets)
 
     def box(self, spec: SessionSpec) -> SandboxSpec:
         """Chooses how the sandbox of a session is built.

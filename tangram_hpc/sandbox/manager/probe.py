@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -48,6 +49,7 @@ class RuntimeReport(msgspec.Struct):
             alone.
         why_no_users: in one line, why there is user 0 alone; empty if there are several users.
         early: whether it is a bwrap older than 0.8; see `ContainerSpec`.
+        resets: whether it is a bwrap that resets SIGCHLD; see `ContainerSpec`.
     """
 
     why_not: str = ""
@@ -57,6 +59,7 @@ class RuntimeReport(msgspec.Struct):
     why_no_users: str = ""
     why_not_open: str = ""
     early: bool = False
+    resets: bool = False
 
 
 def probe(runtime: Runtime, image: str, read: Sequence[str], seconds: float) -> str:
@@ -114,11 +117,13 @@ def main(parent: int, name: str, image: str, seconds: float, folder: str, read: 
         scratch.make(home)
         box = ContainerSpec(home, image, read=read, name=f"tangram-probe-{os.getpid()}",
                             early=name == "bwrap" and _is_early())
+        if name == "bwrap" and _forked(lambda: _resets(runtime, box, seconds)):
+            box = replace(box, resets=True)
         status = _forked(lambda: _try(runtime, box, seconds))
         if (command := runtime.clean_up(box.name)) and status:
             subprocess.run(command, capture_output=True, timeout=seconds)
         if not status and name == "bwrap":
-            report = _report(place, read, seconds, box.early)
+            report = _report(place, box, seconds)
             report.why_not_open = network_probe.why_not_open(runtime, box, seconds)
             print(msgspec.json.encode(report).decode(), flush=True)
         for name in os.listdir(place):  # an overlay leaves a folder that it has closed
@@ -134,6 +139,21 @@ def _is_early() -> bool:
     return not all(option in done.stdout for option in (b"--disable-userns", b"--perms", b"--size"))
 
 
+def _resets(runtime: Runtime, box: ContainerSpec, seconds: float) -> bool:
+    """Whether bwrap gives its program the default action of SIGCHLD. It is not told by the version,
+    as distributions mend older ones.
+    """
+    bootstrap.guard("tangram-probe", 9)
+    try:
+        pause = PauseProcess(runtime.argv(box), runtime.env(os.environ), seconds)
+    except PauseFailed:  # why is told when it is tried
+        return False
+    try:
+        return not pause.reaps()
+    finally:
+        pause.end()
+
+
 def _forked(work: Callable[[], int]) -> int:
     child = os.fork()
     if child == 0:
@@ -143,9 +163,9 @@ def _forked(work: Callable[[], int]) -> int:
     return status
 
 
-def _report(place: str, read: Sequence[str], seconds: float, early: bool) -> RuntimeReport:
+def _report(place: str, box: ContainerSpec, seconds: float) -> RuntimeReport:
     """Tries the ways to write an image, until one works."""
-    report, image = RuntimeReport(early=early), os.path.join(place, "image")
+    report, image = RuntimeReport(early=box.early, resets=box.resets), os.path.join(place, "image")
     os.makedirs(os.path.join(image, "etc", "old"))
     with open(os.path.join(image, "etc", "passwd"), "w") as file:
         file.write("root:x:0:0::/root:/bin/sh\n")
@@ -158,13 +178,13 @@ def _report(place: str, read: Sequence[str], seconds: float, early: bool) -> Run
         reason = image_root.missing(way)
         if not reason and several is not None:
             home = os.path.join(place, f"{way}-users")
-            reason = _why_no_root(way, home, image, read, seconds, several, early)
+            reason = _why_no_root(way, replace(box, home=home, image=image), seconds, several)
             if not reason:
                 report.root, report.users = way, tuple(several)
                 return report
             report.why_no_users, reason = reason, ""
-        reason = reason or _why_no_root(way, os.path.join(place, way), image, read, seconds, None,
-                                        early)
+        box = replace(box, home=os.path.join(place, way), image=image)
+        reason = reason or _why_no_root(way, box, seconds, None)
         if not reason:
             report.root = way
             break
@@ -172,17 +192,16 @@ def _report(place: str, read: Sequence[str], seconds: float, early: bool) -> Run
     return report
 
 
-def _why_no_root(way: str, home: str, image: str, read: Sequence[str], seconds: float,
-                 users: UserMap | None, early: bool) -> str:
-    why = f"{home}.why"
-    scratch.make(home)
+def _why_no_root(way: str, box: ContainerSpec, seconds: float, users: UserMap | None) -> str:
+    why = f"{box.home}.why"
+    scratch.make(box.home)
 
     def work() -> int:
         bootstrap.guard("tangram-probe", 9)
         try:
             if not seccomp.available():
                 raise OSError(errno.ENOSYS, "this kernel cannot filter system calls")
-            _write_in_image(way, home, image, read, seconds, users, early)
+            _write_in_image(way, box, seconds, users)
         except (OSError, PauseFailed, image_root.Unusable) as error:
             with open(said, "w") as file:
                 file.write(" ".join(str(error).split()) or "it does not work")
@@ -197,12 +216,11 @@ def _why_no_root(way: str, home: str, image: str, read: Sequence[str], seconds: 
         return told.read() or "it does not work"
 
 
-def _write_in_image(way: str, home: str, image: str, read: Sequence[str], seconds: float,
-                    users: UserMap | None, early: bool) -> None:
-    root = image_root.prepare(way, image, home, "", users)
+def _write_in_image(way: str, box: ContainerSpec, seconds: float, users: UserMap | None) -> None:
+    root = image_root.prepare(way, box.image, box.home, "", users)
     if root.way != way:
         raise OSError(errno.EPERM, "files that this process makes are not its own here")
-    box = ContainerSpec(home, image, read=read, root=root.folder, early=early)
+    box = replace(box, root=root.folder)
     runtime = RUNTIMES["bwrap"]
     pause = PauseProcess(runtime.argv(box), runtime.env(os.environ), seconds, root.enter,
                          root.map_users)

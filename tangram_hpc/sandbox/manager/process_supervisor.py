@@ -152,7 +152,7 @@ class ProcessSupervisor:
                      settings.output_bound,
                      self.backends.root if process.box.writable else "",
                      self.backends.users if process.box.writable else (),
-                     settings.keep_outputs, self.backends.early)
+                     settings.keep_outputs, self.backends.early, self.backends.resets)
 
     def limits(self, action: Action, spec: SessionSpec | None) -> SandboxLimits:
         """The limits of an action: its own memory is added to its session's. A function that asked

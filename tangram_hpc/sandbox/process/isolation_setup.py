@@ -275,7 +275,7 @@ def _container(setup: Setup, home: str, root: str = "") -> ContainerSpec:
         files[:0] = [(setup.etc, "/etc"), *over]
     return ContainerSpec(home, box.image, box.network is True, etc.others(setup.read), files,
                          name=container_name(home), root=root, resolver=resolver,
-                         early=setup.early)
+                         early=setup.early, resets=setup.resets)
 
 
 def _resolver(box: SandboxSpec, home: str) -> str:
