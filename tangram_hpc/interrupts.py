@@ -26,8 +26,8 @@ from .errors import WouldDeadlock
 _T = TypeVar("_T")
 _RLock: Any = type(threading.RLock())
 
-# The lock of the conditions of all futures of all clients. A signal handler may take it once more
-# in the thread that it has interrupted, but must not wait then: no future ends before it is free.
+# Held while a future without a condition ends, and while a condition is made. A signal handler may
+# take it once more in the thread that it has interrupted.
 futures_lock: Any = threading.RLock()
 
 
@@ -65,8 +65,11 @@ class CallersLock(_RLock):  # type: ignore[misc]
         """Whether the calling thread is the thread `served_by`."""
         return threading.get_ident() == self.served_by
 
-    def check_wait(self) -> None:
+    def check_wait(self, besides: Any = None) -> None:
         """Called before a wait for a future that the thread `served_by` ends.
+
+        Args:
+            besides: a lock that the wait gives back.
 
         Raises:
             WouldDeadlock: this is that thread, or it needs a lock which the calling thread holds
@@ -76,7 +79,8 @@ class CallersLock(_RLock):  # type: ignore[misc]
             raise WouldDeadlock("a callback (of add_done_callback, on_output or the like) cannot "
                                 "wait for its own client, whose thread calls it; let it put what "
                                 "is to be done into a queue, and wait in another thread")
-        if any(lock._is_owned() for lock in (self, futures_lock, *self.needed)):
+        held = (self, futures_lock, *self.needed, *InterruptibleCondition.entered)
+        if any(lock._is_owned() for lock in held if lock is not besides):
             self._refuse()
 
     def _refuse(self) -> None:
@@ -86,26 +90,39 @@ class CallersLock(_RLock):  # type: ignore[misc]
 
 
 class InterruptibleCondition(threading.Condition):
-    """A condition that ^C does not leave locked: `with` finds the methods of its lock, in C."""
+    """A condition that ^C does not leave locked: `with` finds the methods of its lock, in C.
 
-    def __init__(self, lock: Any = None, callers: CallersLock | None = None) -> None:
+    Attributes:
+        entered: the locks of the conditions that the main thread has entered, and may have left.
+            A signal handler, which runs in that thread alone, must not wait while it holds one of
+            them: the thread that notifies needs the lock first.
+    """
+
+    entered: tuple[Any, ...] = ()
+
+    def __init__(self, callers: CallersLock | None = None) -> None:
         """Makes a condition.
 
         Args:
-            lock: its lock; None for one of its own.
             callers: the lock of the connection whose thread notifies it; None if waits need no
                 check.
         """
-        super().__init__(lock)
+        super().__init__()
         self._callers = callers
+
+    @property
+    def __enter__(self) -> Callable[[], bool]:
+        if threading.get_ident() == threading.main_thread().ident:
+            held = [lock for lock in InterruptibleCondition.entered if lock._is_owned()]
+            InterruptibleCondition.entered = (*held, self._lock)  # type: ignore[attr-defined]
+        return self._lock.__enter__  # type: ignore[attr-defined,no-any-return]
 
     def wait(self, timeout: float | None = None) -> bool:
         """As in the base class, but it raises `WouldDeadlock` where the wait could not end."""
         if self._callers is not None and timeout != 0:
-            self._callers.check_wait()
+            self._callers.check_wait(besides=self._lock)  # type: ignore[attr-defined]
         return super().wait(timeout)
 
-    __enter__ = property(operator.attrgetter("_lock.__enter__"))
     __exit__ = property(operator.attrgetter("_lock.__exit__"))
 
 
@@ -122,7 +139,7 @@ class PlainFuture(concurrent.futures.Future[_T]):
                 no check.
         """
         super().__init__()
-        self._condition = InterruptibleCondition(futures_lock)
+        self._condition = InterruptibleCondition()
         self._lock = lock
 
     def result(self, timeout: float | None = None) -> _T:

@@ -17,7 +17,7 @@ from concurrent.futures._base import FINISHED, PENDING, RUNNING
 from typing import Any, Protocol
 
 from ..errors import ClientClosed
-from ..interrupts import InterruptibleCondition, futures_lock
+from ..interrupts import InterruptibleCondition
 from .future import Future
 
 
@@ -63,7 +63,7 @@ def end_copy(future: concurrent.futures.Future[Any], error: Exception) -> None:
     if isinstance(future, Future):
         future.end_in_child(error)
         return
-    future._condition = InterruptibleCondition(futures_lock)
+    future._condition = InterruptibleCondition()
     future._waiters = []
     future._done_callbacks = []  # type: ignore[attr-defined]
     if future._state in (PENDING, RUNNING):

@@ -213,7 +213,7 @@ class Future(concurrent.futures.Future[Any]):
         if sys.is_finalizing() and not self.done():
             self._exception, self._state = ClientClosed(_PYTHON_ENDS), FINISHED
         if self._made is None:
-            made = InterruptibleCondition(futures_lock)
+            made = InterruptibleCondition()
             with futures_lock:  # it is also held while a future without a condition ends
                 if self._made is None:  # no call from here on: no signal handler comes in between
                     self._waiters: list[Any] = []

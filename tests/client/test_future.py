@@ -233,6 +233,18 @@ def test_nothing_is_kept_of_a_failed_action_whose_future_is_dropped(
     assert kept() is None
 
 
+def test_the_locks_of_futures_are_their_own() -> None:
+    """`concurrent.futures.wait` takes the locks of all its futures in the order of their addresses.
+    If some of them were one, two threads with futures of other executors among ours could each
+    wait for the other."""
+    held, other = fresh(), fresh()
+    with held._condition:
+        thread = threading.Thread(target=other.add_done_callback, args=(print,), daemon=True)
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
 def test_a_child_forked_while_a_future_ends_can_use_futures() -> None:
     held, leave = threading.Event(), threading.Event()
 
