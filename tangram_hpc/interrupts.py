@@ -5,7 +5,8 @@ written in C, and at the beginning of any function of Python. If that comes just
 taken and before the code that gives it back is in force, the lock stays taken. A program that goes
 on after a ^C, as a notebook does, then has a client whose own thread waits for this lock for ever.
 
-A `with` statement over a lock of C is safe, since Python does not look for signals between the two.
+A `with` statement over a lock of C is safe, since Python does not look for signals between the two;
+except in Python 3.14, which does (its issue 148874), so there is an `InterruptibleLock`.
 `threading.Condition` and what is made of it are not, as their `__enter__` is a function of Python.
 
 A handler of the user's own runs in the same places. What it calls may need a lock that the
@@ -17,7 +18,9 @@ from __future__ import annotations
 import concurrent.futures
 import operator
 import os
+import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -26,9 +29,37 @@ from .errors import WouldDeadlock
 _T = TypeVar("_T")
 _RLock: Any = type(threading.RLock())
 
+
+class ReleasingExit:
+    """What `with` calls at its end, which does nothing; the lock is given back when `with` drops
+    this. It does so at its end, and also where ^C comes after the lock was taken and before the
+    block.
+    """
+
+    __slots__ = ("__weakref__", "_dropped")
+    # Functions of C, in which no ^C comes; this one takes what `with` tells and returns what is
+    # false, so errors are raised on.
+    __call__ = "".format
+
+    def __init__(self, release: Callable[..., object]) -> None:
+        self._dropped = weakref.ref(self, release)
+
+
+class InterruptibleLockOf314(_RLock):  # type: ignore[misc]
+    """An RLock that ^C does not leave taken by `with`, for Python 3.14."""
+
+    @property
+    def __exit__(self) -> Callable[..., object]:
+        # `with` asks for it before it takes the lock
+        release: Callable[..., object] = super().__exit__
+        return release if self._is_owned() else ReleasingExit(release)
+
+
+InterruptibleLock: Any = InterruptibleLockOf314 if sys.version_info[:2] == (3, 14) else _RLock
+
 # Held while a future without a condition ends, and while a condition is made. A signal handler may
 # take it once more in the thread that it has interrupted.
-futures_lock: Any = threading.RLock()
+futures_lock: Any = InterruptibleLock()
 
 
 def _forked() -> None:
@@ -40,7 +71,7 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-class CallersLock(_RLock):  # type: ignore[misc]
+class CallersLock(InterruptibleLock):  # type: ignore[misc]
     """A lock for `with` and `if_free`. A thread that holds it already gets an error, where it would
     wait for itself with a `threading.Lock`.
 
@@ -107,7 +138,7 @@ class InterruptibleCondition(threading.Condition):
             callers: the lock of the connection whose thread notifies it; None if waits need no
                 check.
         """
-        super().__init__()
+        super().__init__(InterruptibleLock())
         self._callers = callers
 
     @property

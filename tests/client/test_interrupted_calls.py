@@ -13,6 +13,7 @@ from helpers.interrupted import PLACES_MAX, interrupted, places
 
 import tangram_hpc
 from tangram_hpc import LocalCluster
+from tangram_hpc.interrupts import InterruptibleLockOf314
 from tangram_hpc.protocol.frame import Outbox, open_frame
 from tangram_hpc.protocol.message import Input
 
@@ -36,6 +37,19 @@ def awaits(cluster: LocalCluster) -> bool:
     while connection._awaits() and time.monotonic() < until:
         time.sleep(0.05)
     return bool(connection._awaits())
+
+
+def test_a_with_that_is_left_before_its_block_gives_its_lock_back() -> None:
+    """As Python 3.14 leaves it at a ^C. Its end is asked for before the lock is taken."""
+    lock = InterruptibleLockOf314()
+    end = lock.__exit__
+    assert lock.acquire()
+    del end
+    assert not lock._is_owned()
+    with pytest.raises(ZeroDivisionError), lock, lock:
+        assert lock._is_owned()
+        raise ZeroDivisionError
+    assert not lock._is_owned()
 
 
 def test_after_an_interrupted_put_each_message_has_its_own_payload() -> None:

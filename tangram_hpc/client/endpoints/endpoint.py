@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any, SupportsFloat
 
 from ...domain.states import ActionState
 from ...errors import ActionTimeout, InvalidInput, Throttled, Transient, described
+from ...interrupts import InterruptibleLock
 from ..request import check_flag, count_of
 from .grants import GrantSource
 from .retry_decision import understood
@@ -44,7 +44,7 @@ class Slot:
     def __init__(self, request_grant: Callable[[], GrantRequest]) -> None:
         self.cost, self.returned, self._request_grant = 0.0, 0, request_grant
         self._turn: GrantRequest | None = None
-        self._beginning = threading.Lock()  # so that of two threads only one enters
+        self._beginning = InterruptibleLock()  # so that of two threads only one enters
 
     @property
     def id(self) -> str:

@@ -22,6 +22,7 @@ import time
 from typing import NoReturn
 
 from ...errors import InvalidInput, PortFailed, TangramError
+from ...interrupts import InterruptibleLock
 from ...private_folder import PrivateFolder, client_folder
 from ...protocol.port_flow import PIECE_MAX, STREAMS_MAX
 from ..connection import Connection
@@ -58,7 +59,7 @@ class PortForward:
         self._wait_s = seconds_of(wait_s, "wait_s")
         self._folder: PrivateFolder | None = None
         self._places = threading.BoundedSemaphore(STREAMS_MAX)
-        self._lock = threading.Lock()
+        self._lock = InterruptibleLock()
         self._open: set[tuple[socket.socket, PortStream]] = set()
         self._closed = False
         self._listener = self._listen_unix(unix) if unix else self._listen(local_port)
@@ -101,7 +102,7 @@ class PortForward:
 
     def disown(self) -> None:
         """Closes the child's copies after a fork: the address stays the parent's."""
-        self._closed, self._lock = True, threading.Lock()
+        self._closed, self._lock = True, InterruptibleLock()
         self._listener.close()
         if self._folder is not None:
             self._folder.disown()

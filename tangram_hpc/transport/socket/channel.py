@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import select
 import socket
-import threading
 from collections import deque
 from collections.abc import Iterator
 
 from ...errors import ProtocolError
+from ...interrupts import InterruptibleLock
 from ...ports import ChannelLost
 from ...protocol.frame import RECEIVE, Buffer, Inbox, Parcel
 from .asyncsock import consume
@@ -34,7 +34,7 @@ class SocketChannel:
         self._backlog: deque[Buffer] = deque()
         self._wake_out, self._wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         # `wake` may be called from a finalizer, which may interrupt `wake` in the same thread
-        self._wake_lock = threading.RLock()
+        self._wake_lock = InterruptibleLock()
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._poll.register(self._wake_out, select.POLLIN)
@@ -89,7 +89,7 @@ class SocketChannel:
         child must not keep it.
         """
         if not self._closed:
-            self._closed, self._wake_lock = True, threading.RLock()
+            self._closed, self._wake_lock = True, InterruptibleLock()
             for fd in (self._wake_in, self._wake_out, self._sock.detach()):
                 os.close(fd)
 

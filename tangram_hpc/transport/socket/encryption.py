@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import hashlib
 import ssl
-import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
 
 from ...errors import AccessError
+from ...interrupts import InterruptibleLock
 from ...protocol.frame import RECEIVE, Buffer
 
 
@@ -39,7 +39,7 @@ class Encryption:
     def __init__(self, context: ssl.SSLContext, listening: bool = False) -> None:
         self._received, self._to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._received, self._to_send, server_side=listening)
-        self._lock = threading.Lock()  # OpenSSL's object must not be used by two threads at once
+        self._lock = InterruptibleLock()  # OpenSSL's object must not be used by two threads at once
         self.established = False
 
     def handshake(self, received: bytes = b"") -> bytes:
