@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -79,7 +78,7 @@ class TorchService(Service):
 
     def weights(self) -> int:
         """Returns `weights_mib`, or if that is 0 the size of the safetensors files in MiB."""
-        size = sum(f.stat().st_size for f in Path(self.model).glob("*.safetensors"))
+        size = sum(os.path.getsize(file) for file in self._files())
         return self.weights_mib or -(-size >> 20)
 
     def shares(self) -> str:
@@ -88,8 +87,16 @@ class TorchService(Service):
         Models with the same files and dtype share weights. A model whose weights are replaced
         while it is served (`fresh`) shares none.
         """
-        files = [] if self.fresh else sorted(Path(self.model).glob("*.safetensors"))
+        files = [] if self.fresh else self._files()
         return json.dumps([os.path.realpath(f) for f in files] + [self.dtype]) if files else ""
+
+    def _files(self) -> list[str]:
+        # `Path.glob` hides errors of the folder from Python 3.13 on
+        try:
+            names = os.listdir(self.model)
+        except FileNotFoundError:  # it may be on the node alone
+            return []
+        return sorted(os.path.join(self.model, n) for n in names if n.endswith(".safetensors"))
 
 
 class EngineService(Service):
