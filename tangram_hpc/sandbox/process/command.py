@@ -356,19 +356,23 @@ def find_program(name: str, env: dict[str, str], cwd: str = "") -> str:
 def _as_file(data: bytes, home: str) -> int:
     """An unnamed file that holds the data, open at its start."""
     try:
-        try:
-            fd = os.memfd_create("stdin")
-        except (AttributeError, OSError):  # an old C library, or our filter refuses it
-            import tempfile  # here, not above: it imports more than it is needed for
-
-            with tempfile.TemporaryFile(dir=home) as file:
-                fd = os.dup(file.fileno())
+        fd = _unnamed(home)
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
         os.lseek(fd, 0, os.SEEK_SET)
     except OSError as error:
         raise Unstartable(126, f"stdin: {error.strerror}") from None
+    return fd
+
+
+def _unnamed(home: str) -> int:
+    # `tempfile` cannot be imported here: an image has no library of this Python
+    with suppress(AttributeError, OSError):  # an old C library, or our filter refuses it
+        return os.memfd_create("stdin")
+    path = os.path.join(home, f".stdin-{os.urandom(8).hex()}")
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    os.unlink(path)
     return fd
 
 
