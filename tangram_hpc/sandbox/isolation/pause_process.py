@@ -118,12 +118,12 @@ class PauseProcess:
             said += piece
 
     def _gone_fd(self) -> int:
-        """Opens `gone_fd`. Kernels before 5.3 have only the pipe, which bwrap's outer process holds
-        open as well.
+        """Opens `gone_fd`. Kernels before 5.3, and Pythons that were built with the headers of one
+        such as conda's, have only the pipe, which bwrap's outer process holds open as well.
         """
         try:
             return os.pidfd_open(self.inside)
-        except OSError:
+        except (AttributeError, OSError):
             return self._said_fd
 
     def _last_words(self) -> str:

@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Protocol
 
 from ...domain.outcome import Outcome
 from ...domain.states import ActionState
@@ -24,7 +24,7 @@ from ..shells.terminal import Terminal
 from .kept_output import KeptOutput
 from .resource_usage import ResourceUsage
 from .sandbox_processes import SandboxProcesses
-from .spawn_as import spawn_as
+from .spawn import spawn
 from .unstartable import Unstartable
 from .users import Identity
 
@@ -428,14 +428,16 @@ def in_directory(cwd: str, home: str) -> Iterator[None]:
 
 def _start(path: str, argv: list[str], env: dict[str, str], fds: tuple[int, int, int],
            terminal: str, identity: Identity | None) -> int:
+    numbered = dict(enumerate(fds))
     try:
         try:
-            return _spawn(path, argv, env, fds, terminal, identity)
+            return spawn(identity, path, argv, env, numbered, terminal, RESTORED)
         except OSError as error:
             if error.errno != errno.ENOEXEC:
                 raise
             # a script without an interpreter line: a shell would run it itself
-            return _spawn("/bin/sh", ["/bin/sh", path, *argv[1:]], env, fds, terminal, identity)
+            return spawn(identity, "/bin/sh", ["/bin/sh", path, *argv[1:]], env, numbered, terminal,
+                         RESTORED)
     except OSError as error:
         code = 127 if error.errno == errno.ENOENT else 126
         raise Unstartable(code, f"argv: cannot run {argv[0]!r}: {error.strerror}{_elsewhere(path)}",
@@ -452,37 +454,3 @@ def _elsewhere(path: str) -> str:
     if ".." not in path.split("/") or os.path.exists(path) or not os.path.exists(plain):
         return ""
     return f"; a directory before its `..` is not in the sandbox, so name it {plain!r}"
-
-
-def _spawn(path: str, argv: list[str], env: dict[str, str], fds: tuple[int, int, int],
-           terminal: str, identity: Identity | None) -> int:
-    if identity is not None:
-        return spawn_as(identity, path, argv, env, dict(enumerate(fds)), terminal, RESTORED)
-    actions: list[tuple[Any, ...]] = [
-        (os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
-    if terminal:  # the first terminal that the leader of a process session opens controls it
-        actions.insert(0, (os.POSIX_SPAWN_OPEN, 0, terminal, os.O_RDWR, 0))
-    try:
-        return os.posix_spawn(
-            path,
-            argv,
-            env,
-            file_actions=actions,
-            setsid=True,
-            setsigmask=(),
-            setsigdef=RESTORED,
-        )
-    except NotImplementedError:  # a Python built against a C library without its setsid
-        import subprocess  # here, not above: see `run_program`
-
-        process = subprocess.Popen(
-            argv,
-            executable=path,
-            env=env,
-            stdin=fds[0],
-            stdout=fds[1],
-            stderr=fds[2],
-            start_new_session=True,
-        )
-        process.returncode = 0  # the init waits for the process; this object must not
-        return process.pid

@@ -1,8 +1,9 @@
-"""Starts a program as another user of its sandbox.
+"""Starts a program as the leader of a process session, as any user of its sandbox.
 
-posix_spawn cannot change users, so the init forks. The child reports an error to its parent through
-a pipe. Before it executes the program, the child closes the init's descriptors, restores signals,
-and changes its user; a process that leaves user 0 loses all capabilities.
+posix_spawn cannot change users. Some Pythons, such as conda's, were built against a C library whose
+posix_spawn makes no process session either. Then the init forks. The child reports an error to its
+parent through a pipe. Before it executes the program, the child closes the init's descriptors,
+restores signals, and changes its user; a process that leaves user 0 loses all capabilities.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ import fcntl
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
 from .users import Identity
 
 
-def spawn_as(identity: Identity, path: str, argv: Sequence[str], env: Mapping[str, str],
-             fds: Mapping[int, int], terminal: str = "", restored: Sequence[int] = ()) -> int:
+def spawn(identity: Identity | None, path: str, argv: Sequence[str], env: Mapping[str, str],
+          fds: Mapping[int, int], terminal: str = "", restored: Sequence[int] = ()) -> int:
     """Starts a program as the leader of a process session; returns its process id.
 
     Args:
-        identity: the numbers of the user as which it runs.
+        identity: the numbers of the user as which it runs; None for the init's.
         path: the path of the program.
         argv: its arguments, the first one its name.
         env: its environment.
@@ -32,6 +35,19 @@ def spawn_as(identity: Identity, path: str, argv: Sequence[str], env: Mapping[st
         OSError: it cannot be started.
         ValueError: an argument or a variable has a null byte.
     """
+    if identity is None:
+        actions: list[tuple[Any, ...]] = [
+            (os.POSIX_SPAWN_DUP2, fd, number) for number, fd in fds.items()]
+        if terminal:  # the first terminal that the leader of a process session opens controls it
+            actions.insert(0, (os.POSIX_SPAWN_OPEN, 0, terminal, os.O_RDWR, 0))
+        with suppress(NotImplementedError):
+            return os.posix_spawn(path, list(argv), env, file_actions=actions, setsid=True,
+                                  setsigmask=(), setsigdef=restored)
+    return _forked(identity, path, argv, env, fds, terminal, restored)
+
+
+def _forked(identity: Identity | None, path: str, argv: Sequence[str], env: Mapping[str, str],
+            fds: Mapping[int, int], terminal: str, restored: Sequence[int]) -> int:
     words, variables = [os.fsencode(word) for word in argv], {
         os.fsencode(name): os.fsencode(value) for name, value in env.items()}
     if any(b"\0" in word for word in (os.fsencode(path), *words, *variables, *variables.values())):
@@ -59,18 +75,19 @@ def spawn_as(identity: Identity, path: str, argv: Sequence[str], env: Mapping[st
     return pid
 
 
-def _become(identity: Identity, fds: Mapping[int, int], above: int, terminal: str,
+def _become(identity: Identity | None, fds: Mapping[int, int], above: int, terminal: str,
             restored: Sequence[int]) -> None:
     signal.set_wakeup_fd(-1)
     for number in (*restored, signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     sources = {number: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for number, fd in fds.items()}
     os.setsid()
-    if terminal:  # the first terminal that the leader of a process session opens controls it
+    if terminal:
         os.close(os.open(terminal, os.O_RDWR))
     for number, fd in sources.items():
         os.dup2(fd, number, inheritable=True)
-    os.setgroups(identity.groups)
-    os.setresgid(identity.gid, identity.gid, identity.gid)
-    os.setresuid(identity.uid, identity.uid, identity.uid)
+    if identity is not None:
+        os.setgroups(identity.groups)
+        os.setresgid(identity.gid, identity.gid, identity.gid)
+        os.setresuid(identity.uid, identity.uid, identity.uid)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

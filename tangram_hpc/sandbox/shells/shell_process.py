@@ -40,7 +40,7 @@ from ...protocol.payload import ShellCall
 from ...resources import process_tree
 from ..environment import Grants, hints
 from ..process.command import RESTORED, find_program, give, in_directory
-from ..process.spawn_as import spawn_as
+from ..process.spawn import spawn
 from ..process.unstartable import Unstartable
 from ..process.users import Identity
 from .terminal import Terminal
@@ -154,22 +154,15 @@ class ShellProcess:
         options = ["--norc", "--noprofile", "--noediting"] if self._bash else []
         argv = [self._program, *options, "-i"]
         numbers = (0, 1, 2, self._fd)
-        actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
-            (os.POSIX_SPAWN_DUP2, fd, number) for fd, number in zip(fds, numbers, strict=True)]
-        if self.terminal is not None:  # the first terminal that a session leader opens is its own
-            actions.insert(0, (os.POSIX_SPAWN_OPEN, 0, self.terminal.path, os.O_RDWR, 0))
+        terminal = self.terminal.path if self.terminal is not None else ""
         try:
             with in_directory(cwd, home):
-                self.pid = (
-                    os.posix_spawn(self._program, argv, env, file_actions=actions, setsid=True,
-                                   setsigmask=(), setsigdef=RESTORED) if self.identity is None else
-                    spawn_as(self.identity, self._program, argv, env,
-                             dict(zip(numbers, fds, strict=True)),
-                             self.terminal.path if self.terminal is not None else "", RESTORED))
+                self.pid = spawn(self.identity, self._program, argv, env,
+                                 dict(zip(numbers, fds, strict=True)), terminal, RESTORED)
         except OSError as error:
             raise Unstartable(126, f"shell: cannot run {self._program!r}: {error.strerror}",
                               error.errno == 11) from None
-        except (ValueError, TypeError, NotImplementedError) as error:
+        except (ValueError, TypeError) as error:
             raise Unstartable(126, f"shell: {error}") from None
         self._grant = {name: env[name] for name, _ in hints(1) if name in env}
 

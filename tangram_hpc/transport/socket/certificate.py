@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import ssl
+import tempfile
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
@@ -76,7 +77,11 @@ def _load(context: ssl.SSLContext, pem: bytes) -> None:
     """Gives key and certificate to the context, which takes them from a file only: this one has no
     name and is never on a disk.
     """
-    fd = os.memfd_create("tangram-certificate")
+    try:
+        fd = os.memfd_create("tangram-certificate")
+    except AttributeError:  # a Python built against an old C library, such as conda's
+        with tempfile.TemporaryFile(dir="/dev/shm") as file:
+            fd = os.dup(file.fileno())
     try:
         os.write(fd, pem)
         context.load_cert_chain(f"/proc/self/fd/{fd}")
