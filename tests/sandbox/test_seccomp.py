@@ -418,6 +418,7 @@ MULTI = """
 import multiprocessing as mp, concurrent.futures as cf
 def work(q): q.put(mp.current_process().name)
 if __name__ == "__main__":
+    mp.set_start_method("fork")  # the default before Python 3.14; forkserver needs Unix sockets
     with mp.Pool(2) as pool: assert pool.map(abs, range(-9, 0)) == list(range(9, 0, -1))
     q = mp.Queue(); p = mp.Process(target=work, args=(q,)); p.start(); q.get(); p.join()
     a, b = mp.Pipe(); a.send(1); assert b.recv() == 1

@@ -63,7 +63,8 @@ def readable(extra: Sequence[str] = ()) -> list[str]:
             raise ValueError(f"readable path {path!r}: {why}")
     packages = [path for path in _PACKAGES if not refusal(path)]  # a home may lie in /opt
     wanted = [*_SYSTEM, *packages, *(f"/etc/{name}" for name in _ETC.split()), *_KERNEL]
-    found = [path for pattern in wanted for path in sorted(glob.glob(pattern))]
+    found = [path for pattern in wanted for path in sorted(glob.glob(pattern))
+             if os.path.exists(path)]  # some systems have links in /etc that lead nowhere
     return distinct([*found, *_python(), *extra])
 
 
