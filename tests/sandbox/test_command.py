@@ -8,24 +8,32 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from tangram_hpc.sandbox.environment import Grants, sandbox_environment
 
 _LIBRARY = 3 << 31  # the C library's own signals 32 and 33, which its spawn ignores
 
 # what it inherits itself, then what a command of it inherits
 _SPAWN = """
-import os
-from tangram_hpc.sandbox.process.command import _spawn
+import os, sys
+from tangram_hpc.sandbox.process.command import RESTORED
+from tangram_hpc.sandbox.process.spawn import spawn
+def without_setsid(*args, **options): raise NotImplementedError
+if sys.argv[1:]:
+    os.posix_spawn = without_setsid
 ignored = [l for l in open('/proc/self/status') if l.startswith('SigIgn')]
 print(ignored[0].split()[1], flush=True)
-os.waitpid(_spawn('/bin/grep', ['grep', 'SigIgn', '/proc/self/status'], {}, (0, 1, 2), '', None), 0)
+os.waitpid(spawn(None, '/bin/grep', ['grep', 'SigIgn', '/proc/self/status'], {},
+                 {0: 0, 1: 1, 2: 2}, '', RESTORED), 0)
 """
 
 
-def test_a_command_receives_signals_that_the_workers_parent_ignores() -> None:
-    told = subprocess.run(["/bin/sh", "-c", "trap '' HUP INT USR1; exec \"$0\" -c \"$1\"",
-                           sys.executable, _SPAWN], capture_output=True, text=True, timeout=60,
-                          check=True).stdout.split()
+@pytest.mark.parametrize("words", [[], ["without setsid"]])
+def test_a_command_receives_signals_that_the_workers_parent_ignores(words: list[str]) -> None:
+    told = subprocess.run(["/bin/sh", "-c", "trap '' HUP INT USR1; exec \"$0\" -c \"$@\"",
+                           sys.executable, _SPAWN, *words], capture_output=True, text=True,
+                          timeout=60, check=True).stdout.split()
     ours, its = int(told[0], 16), int(told[2], 16)
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGPIPE, signal.SIGXFSZ):
         assert ours >> number - 1 & 1, number
