@@ -10,8 +10,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_V2 = ("memory.max", "memory.current", "inactive_file")
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file",
+       "memory.oom_control")
+_V2 = ("memory.max", "memory.current", "inactive_file", "memory.events")
 
 
 def total_mib() -> int:
@@ -30,8 +31,27 @@ def left_mib() -> int:
     return min([left, *(limit - used for limit, used in _cgroups())]) // (1 << 20)
 
 
+def oom_kills() -> int:
+    """How many processes of this process's cgroup, as a rule that of its job step, the kernel has
+    killed for memory; 0 where nothing counts them.
+    """
+    return sum(_flat_keyed(next(filter(None, (_read(folder / names[3]) for folder in folders)), ""),
+                           "oom_kill") for folders, names in _own_cgroups())
+
+
 def _cgroups() -> Iterator[tuple[int, int]]:
     """Limit and use, in bytes, of each cgroup above this process that has a limit."""
+    for folders, names in _own_cgroups():
+        for folder in folders:
+            limit, used = _read(folder / names[0]).strip(), _read(folder / names[1]).strip()
+            if limit.isdigit() and used.isdigit():
+                yield int(limit), int(used) - _flat_keyed(_read(folder / "memory.stat"),
+                                                      names[2])
+
+
+def _own_cgroups() -> Iterator[tuple[list[Path], tuple[str, str, str, str]]]:
+    """For each version that counts this process's memory: its cgroup with all above it, the nearest
+    first, and the names of their files and keys."""
     for line in _read(Path("/proc/self/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -41,18 +61,13 @@ def _cgroups() -> Iterator[tuple[int, int]]:
         else:
             continue
         here = root / path.lstrip("/")
-        for folder in (here, *here.parents):
-            limit, used = _read(folder / names[0]).strip(), _read(folder / names[1]).strip()
-            if limit.isdigit() and used.isdigit():
-                yield int(limit), int(used) - _cache(folder, names[2])
-            if folder == root:
-                break
+        yield [here, *(above for above in here.parents if above.is_relative_to(root))], names
 
 
-def _cache(folder: Path, name: str) -> int:
-    for line in _read(folder / "memory.stat").splitlines():
-        key, _, value = line.partition(" ")
-        if key == name:
+def _flat_keyed(text: str, key: str) -> int:
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if name == key:
             return int(value)
     return 0
 

@@ -196,6 +196,20 @@ def test_memory_limits_of_cgroup_version_1_are_read(monkeypatch: pytest.MonkeyPa
     assert memory.left_mib() == 14
 
 
+@pytest.mark.parametrize("own, files", [
+    ("5:cpu,cpuacct:/x\n4:memory:/slurm/job_1\n0::/\n",
+     {"memory/slurm/job_1/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n",
+      "memory/memory.oom_control": "oom_kill 9\n"}),
+    ("0::/slurm/job_1/step_0\n",  # without the controller in the step: the nearest that counts
+     {"slurm/job_1/memory.events": "low 0\noom 5\noom_kill 3\n",
+      "slurm/memory.events": "oom_kill 9\n"}),
+    ("0::/x\n", {})])  # fmt: skip
+def test_kills_for_memory_are_those_of_the_own_cgroup(
+        own: str, files: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    cgroup_tree(monkeypatch, own, files)
+    assert memory.oom_kills() == (3 if files else 0)
+
+
 @pytest.mark.parametrize("asked, peak_mib, state, reason", [
     (450, 450, ActionState.OUT_OF_MEMORY, "mem: more than the 450 MiB asked for"),
     (450, 390, ActionState.OUT_OF_MEMORY, "memory was used up; 390 MiB used, 450 MiB asked for"),
@@ -224,6 +238,54 @@ def test_an_action_is_not_blamed_for_what_the_kernel_ended_before_it(
         assert rig.shell("kill -9 $$", session=1)[0].state is ActionState.FAILED
     finally:
         rig.close()
+
+
+def test_a_kill_by_the_kernel_that_no_cgroup_of_ours_counts_is_known_by_that_of_the_job_step(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on most sites, which delegate no cgroup: an action without `mem` fills that of the job
+    step. Each kill counts for one action, so that a later SIGKILL of somebody's own stays one."""
+    count = tmp_path / "count"
+    count.touch()
+    monkeypatch.setattr(memory, "oom_kills", lambda: count.stat().st_size)
+
+    def killed(count: str) -> None:
+        import os
+
+        with open(count, "a") as file:
+            file.write("x")
+        os.kill(os.getpid(), 9)
+
+    rig = Rig(tmp_path, enforcement="counted")
+    try:
+        outcome, _ = rig.shell(f"printf x >>{count}; kill -9 $$")
+        assert outcome.state is ActionState.OUT_OF_MEMORY
+        assert "the job step's memory was used up" in outcome.reason
+        assert rig.shell("kill -9 $$")[0].state is ActionState.FAILED
+        outcome, *_ = rig.function(killed, str(count))
+        assert outcome.state is ActionState.OUT_OF_MEMORY
+    finally:
+        rig.close()
+
+
+def test_only_a_kill_of_the_last_two_checks_ends_an_action(
+        ended: Told, left: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier one was that of a process whose action went on without it."""
+    kills = 7
+    monkeypatch.setattr(memory, "oom_kills", lambda: kills)
+    left(PLENTY)
+    one = pressure(ended, watches=True)
+    one.begin()
+    assert not one.take_kill()
+    kills += 2
+    one.look([], list)
+    assert one.take_kill()
+    one.look([], list)
+    assert not one.take_kill()  # the other one is too old
+    kills += 1
+    assert one.take_kill() and not one.take_kill()
+    one.look([], list)
+    assert not one.take_kill()
+    assert not pressure(ended).take_kill()  # where each action's cgroup counts its own
 
 
 @pytest.mark.parametrize("background", ["stop", "run"])

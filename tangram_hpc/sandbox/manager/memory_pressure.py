@@ -4,6 +4,12 @@ At the first check below the floor, background processes are frozen. At each lat
 is ended that is furthest above the memory it asked for, and its reason says so. Where no cgroup
 limits memory, functions, which no init watches, are held to their own request here too. Memory
 itself is measured in `resources`.
+
+Where no cgroup limits memory, none counts the processes either that the kernel kills for memory.
+The worker's own cgroup, that of its job step, counts those of all actions together. So an action
+that ends by SIGKILL takes one of these kills, if one came within the last two checks: an earlier
+one killed a process whose action went on. Somebody's own SIGKILL in that half second can be taken
+for the kernel's.
 """
 
 from __future__ import annotations
@@ -28,18 +34,29 @@ End = Callable[[int, ActionState, str], None]
 
 
 class MemoryPressure:
-    """The memory pressure of one worker's node. Call `look` every LOOK_S while anything runs.
+    """The memory pressure of one worker's node. Call `begin` when the first action starts, and
+    `look` every LOOK_S while anything runs.
 
     Args:
-        watches: whether nothing else limits the memory of functions.
+        watches: whether nothing else limits the memory of functions, or counts kills.
         end: ends a lease with a state and a reason.
+
+    Attributes:
+        _kills: how many kills the worker's cgroup had counted at the last check.
+        _taken: how many it had counted at the check before, or have been taken for ends of actions.
     """
 
     def __init__(self, watches: bool, end: End) -> None:
         self._watches = watches
         self._end = end
         self._floor = min(_FLOOR_MIB, memory.total_mib() // _FLOOR)
+        self._kills = self._taken = 0
         self._frozen = False
+
+    def begin(self) -> None:
+        """Call it when an action starts after none has run: kills so far were of none that runs."""
+        if self._watches:
+            self._kills = self._taken = memory.oom_kills()
 
     def look(self, attempts: Iterable[tuple[NodeAttempt, int]],
              idle: Callable[[], Iterable[ExecutionProcess]]) -> None:
@@ -52,6 +69,7 @@ class MemoryPressure:
         running = [(attempt, attempt.process, asked) for attempt, asked in attempts
                    if attempt.process is not None]
         if self._watches:
+            self._taken, self._kills = max(self._taken, self._kills), memory.oom_kills()
             for attempt, process, asked in running:
                 if process.kind == RUNNER and asked and (used := _used_mib(process, asked)) > asked:
                     self._end(attempt.order.lease, ActionState.OUT_OF_MEMORY,
@@ -64,6 +82,15 @@ class MemoryPressure:
                 process.send(FreezeBackground())
         else:
             self._relieve(running)
+
+    def take_kill(self) -> bool:
+        """Whether the kernel has just killed a process of this worker's cgroup for memory. Each of
+        its kills counts for one action alone.
+        """
+        if not self._watches or memory.oom_kills() <= self._taken:
+            return False
+        self._taken += 1
+        return True
 
     def _relieve(self, running: list[tuple[NodeAttempt, ExecutionProcess, int]]) -> None:
         """Ends the action that is furthest above the memory it asked for."""
@@ -88,7 +115,7 @@ def oom_reason(asked: int, peak_kib: int | None) -> str:
     """
     if asked and (peak_kib is None or peak_kib + _BELOW_KIB >= asked * 1024):
         return f"mem: more than the {asked} MiB asked for"
-    used = "" if peak_kib is None else f"{peak_kib // 1024} MiB used, "
+    used = "" if not peak_kib else f"{peak_kib // 1024} MiB used, "
     return (f"mem: the node's or the job step's memory was used up; {used}{asked} MiB asked "
             "for")
 

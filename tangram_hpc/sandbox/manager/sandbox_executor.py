@@ -310,7 +310,9 @@ class SandboxExecutor:
         if attempt.early is not None and process.kind != RUNNER:
             process.send(attempt.early)
         attempt.asked_mib = limits.mem_mib
-        self._looking = self._looking or self._loop.call_later(LOOK_S, self._look)
+        if self._looking is None:
+            self._memory_pressure.begin()
+            self._looking = self._loop.call_later(LOOK_S, self._look)
         if len(process.leases) == 1 or process.kind != RUNNER:
             self._reports.started(order.lease)
 
@@ -457,17 +459,20 @@ class SandboxExecutor:
         state, reason = outcome.state, outcome.reason
         if state not in _SAID and (attempt.stop is None or attempt.stop[0] is not state):
             state = ActionState.FAILED
-        elif process.kind == RUNNER and not attempt.asked_mib:
+        asked, killed = attempt.asked_mib, _KILLED in (outcome.exit_code, 128 + outcome.signal)
+        if not (asked or killed) and process.kind == RUNNER:
             return outcome  # its own enforcement is right
-        killed = outcome.exit_code == _KILLED or outcome.signal == signal.SIGKILL
-        if (attempt.asked_mib or killed) and self._counts_ooms and process.group is not None:
+        ended_so = state is ActionState.FAILED or (
+            state is ActionState.COMPLETED and attempt.order.action.kind is Kind.BACKGROUND)
+        if (asked or killed) and self._counts_ooms and process.group is not None:
             kills = process.group.oom_kills()
-            ended_so = state is ActionState.FAILED or (
-                state is ActionState.COMPLETED and attempt.order.action.kind is Kind.BACKGROUND)
             if kills > process.oom_kills and ended_so:
                 state = ActionState.OUT_OF_MEMORY
-                reason = oom_reason(attempt.asked_mib, process.group.usage().peak_mem_kib)
+                reason = oom_reason(asked, process.group.usage().peak_mem_kib)
             process.oom_kills = kills
+        elif killed and ended_so and self._memory_pressure.take_kill():
+            state = ActionState.OUT_OF_MEMORY
+            reason = oom_reason(asked, outcome.maxrss_kib)
         held = self._enforcer.name if attempt.held else "counted"
         return msgspec.structs.replace(outcome, state=state, reason=reason,
                                        isolation=process.isolation, enforcement=held)
