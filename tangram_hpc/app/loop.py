@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import InvalidInput
+from ..storage.store import FILE_SIZE_REMEDY
 from .restarts import BROKEN_STATUS
 
 
@@ -36,7 +37,7 @@ def seldom_collect() -> None:
     gc.set_threshold(50_000, 20, 100)
 
 
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 
 
 def die_on_broken_law(loop: asyncio.AbstractEventLoop, who: str,
@@ -45,13 +46,13 @@ def die_on_broken_law(loop: asyncio.AbstractEventLoop, who: str,
     """Ends the process at once on an exception that nobody expected.
 
     Going on with a state that broke an invariant could lose or repeat actions; the journal has all
-    that was promised. A full disk or a damaged file breaks no invariant: it ends the process too,
-    with one line instead of a traceback.
+    that was promised. A full disk, a limit of file sizes or a damaged file breaks no invariant:
+    it ends the process too, with one line instead of a traceback.
 
     Args:
         loop: the process's loop.
         who: `broker` or `worker`, for the message.
-        last_words: tells others why this process ends, if its disk is full or fails. Another start
+        last_words: tells others why this process ends, if it cannot write its files. Another start
             would end in the same way, so nobody should wait for one.
         where: the folders in which the process writes, for the message.
     """
@@ -59,7 +60,8 @@ def die_on_broken_law(loop: asyncio.AbstractEventLoop, who: str,
     def die(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if isinstance(error, OSError) and error.errno in _DISK:
-            why = (f"{error.strerror} where it writes ({where}); make room and "
+            remedy = FILE_SIZE_REMEDY if error.errno == errno.EFBIG else "make room"
+            why = (f"{error.strerror} where it writes ({where}); {remedy}, and "
                    "start the job again: its journal has what was promised")
             last_words(why)
             with contextlib.suppress(OSError):  # the log may be on the same disk

@@ -33,7 +33,8 @@ _TEMPORARY = re.compile(r"\.[0-9a-f]{64}\..+")
 _DIGITS = 64
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _SHARE = "clients and workers must share this folder"
-_SIZE = "raise the limit of file sizes (`ulimit -f`) in the shell that starts the job"
+FILE_SIZE_REMEDY = ("raise the limit of file sizes (`ulimit -f`) in the shell that starts the "
+                    "job")
 TEMPORARY_S = 600.0  # a temporary file that nobody wrote to for so long has lost its writer
 
 
@@ -87,7 +88,7 @@ class FolderStore:
 
     def _failed(self, error: OSError, what: str) -> StoreFailed:
         remedy = ("make room on that disk, or have it repaired" if error.errno in _DISK else
-                  _SIZE if error.errno == errno.EFBIG else _SHARE)
+                  FILE_SIZE_REMEDY if error.errno == errno.EFBIG else _SHARE)
         return StoreFailed(error.errno, f"store {self._folder}: {what} ({error.strerror}); "
                            f"{remedy}")
 

@@ -138,24 +138,32 @@ def test_a_failed_sync_is_raised_in_the_event_loop(tmp_path: Path) -> None:
     assert done == []
 
 
-def test_a_full_disk_ends_the_broker_with_one_line(tmp_path: Path) -> None:
-    """/dev/full accepts no byte, like a full disk."""
+@pytest.mark.parametrize(("path", "limit", "said", "remedy"), [
+    ("/dev/full", -1, "No space left on device", "make room, and"),
+    ("", 0, "File too large", "raise the limit of file sizes (`ulimit -f`)")],
+    ids=["full", "limited"])  # fmt: skip
+def test_a_full_disk_or_a_limit_of_file_sizes_ends_the_broker_with_one_line(
+        path: str, limit: int, said: str, remedy: str, tmp_path: Path) -> None:
+    """/dev/full accepts no byte, like a full disk. Slurm hands the limits of the submitting shell
+    on to the job."""
     full = tmp_path / "journal"
-    full.symlink_to("/dev/full")
-    text = ("import asyncio, sys\n"
+    if path:
+        full.symlink_to(path)
+    text = ("import asyncio, resource, sys\n"
             "from pathlib import Path\n"
             "from tangram_hpc.storage.journal import FileJournal\n"
             "from tangram_hpc.app.loop import die_on_broken_law\n"
             "async def main():\n"
             "    loop = asyncio.get_running_loop()\n"
             "    die_on_broken_law(loop, 'broker')\n"
+            f"    resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, -1))\n"
             "    loop.call_soon(FileJournal, Path(sys.argv[1]), 'none', loop.call_soon)\n"
             "    await asyncio.sleep(30)\n"
             "asyncio.run(main())\n")
     done = subprocess.run([sys.executable, "-c", text, str(full)], capture_output=True, text=True,
                           timeout=60, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
-    assert "No space left on device" in done.stderr and "make room" in done.stderr
+    assert said in done.stderr and remedy in done.stderr
 
 
 @pytest.mark.parametrize(("version", "said", "unsaid"), [
