@@ -10,11 +10,12 @@ import fcntl
 import itertools
 import os
 import shutil
+import stat
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..config.settings import gather, ignored_line, misspelt_variables
@@ -28,6 +29,7 @@ _TIMES = 15
 _SLOW_S = 0.05
 _SKEW_S = 2.0
 _FREE_MIN_MIB = 1024
+_ABANDONED_S = 3600.0  # no check takes so long: who made such a trial folder was killed
 _LATE = "the file system does not answer: ask the site, or set TANGRAM_HOME to another one"
 
 
@@ -50,12 +52,14 @@ class NoFolder(OSError):
 
 @contextmanager
 def trial_folder(base: Path, prefix: str = ".tangram-doctor-") -> Iterator[Path]:
-    """Yields a private folder on the file system of `base`, and removes it afterwards.
+    """Yields a private folder on the file system of `base`, and removes it afterwards. Folders of
+    this user that killed runs have left there are removed first.
 
     Raises:
         NoFolder: No folder could be made there.
     """
     there = nearest(base)
+    _sweep(there)
     try:
         folder = tempfile.mkdtemp(prefix=prefix, dir=there)
     except OSError as error:
@@ -64,6 +68,16 @@ def trial_folder(base: Path, prefix: str = ".tangram-doctor-") -> Iterator[Path]
         yield Path(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep(there: Path) -> None:
+    # Their age tells them, and no lock: file systems without locks are a finding of these checks.
+    with suppress(OSError):  # such as one that another run removes at the same time
+        for old in there.glob("*tangram-doctor-*"):
+            about = old.lstat()
+            if (stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
+                    and time.time() - about.st_mtime > _ABANDONED_S):
+                shutil.rmtree(old, ignore_errors=True)
 
 
 def scratch_base(context: CheckContext) -> Path:

@@ -286,6 +286,18 @@ def test_files_and_locks_are_really_tried(tmp_path: Path) -> None:
     assert found[0].state == "skip" and "no folder can be made" in found[0].found
 
 
+def test_trial_folders_of_runs_that_were_killed_are_removed(tmp_path: Path) -> None:
+    """As by the kernel, for memory. Those of runs that may still live stay, and so do files."""
+    killed, lives, file = (tmp_path / f".tangram-doctor-{n}" for n in "abc")
+    (killed / "jobs").mkdir(parents=True)
+    lives.mkdir()
+    file.touch()
+    for old in (killed, file):
+        os.utime(old, (0, time.time() - 4000))
+    with storage.trial_folder(tmp_path / "not" / "there") as trial:
+        assert sorted(tmp_path.iterdir()) == sorted([lives, file, trial])
+
+
 def test_doctor_connects_to_a_broker_with_the_real_handshake(short_folder: Path) -> None:
     here = where(short_folder)
     assert "handshake" in net.tcp(here).found and net.unix(here).state == "ok"
