@@ -7,6 +7,7 @@ import contextlib
 import errno
 import gc
 import os
+import resource
 import sys
 import traceback
 from collections.abc import Callable
@@ -38,6 +39,19 @@ def seldom_collect() -> None:
 
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
+
+
+def no_more_processes(error: BaseException | None) -> str:
+    """Says why no process or thread can be started, and the remedy; empty for any other error."""
+    thread = isinstance(error, RuntimeError) and str(error).startswith("can't start new thread")
+    # a full pipe is EAGAIN too, and says how much it took
+    process = isinstance(error, BlockingIOError) and not hasattr(error, "characters_written")
+    if not (thread or process):
+        return ""
+    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    shown = "unlimited" if limit == resource.RLIM_INFINITY else limit
+    return (f"no {'thread' if thread else 'process'} can be started; end other programs of this "
+            f"user on the node, or raise `ulimit -u` ({shown}) in the shell that starts the job")
 
 
 def die_on_broken_law(loop: asyncio.AbstractEventLoop, who: str,
@@ -72,6 +86,9 @@ def die_on_broken_law(loop: asyncio.AbstractEventLoop, who: str,
             if isinstance(error, InvalidInput):  # such as a kept result that the disk has damaged
                 status = error.exit_status
                 print(f"tangram: {who}: error: {error}", file=sys.stderr, flush=True)
+                os._exit(status)
+            if why := no_more_processes(error):
+                print(f"tangram: {who}: error: {why}", file=sys.stderr, flush=True)
                 os._exit(status)
             print(f"tangram: {who}: broken: {context.get('message')}", file=sys.stderr)
             if error is not None:

@@ -153,6 +153,17 @@ def _take_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
 
 
+def _no_more_processes(error: Exception) -> int:
+    """Says in one line that a limit of processes was reached, and raises any other error."""
+    from ..app.loop import no_more_processes
+
+    why = no_more_processes(error)
+    if not why or os.environ.get("TANGRAM_DEBUG") == "1":
+        raise error
+    print(f"tangram: error: {why}", file=sys.stderr)
+    return 1
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit status.
 
@@ -197,10 +208,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                   file=sys.stderr)
             return 2
         if error.errno not in _FAILED_WRITE:
-            raise
+            return _no_more_processes(error)
         _give_up_stdout()
         print(f"tangram: error: a write failed: {error.strerror}; what went to stdout or to a file "
               "is not complete", file=sys.stderr)
         return 1
+    except RuntimeError as error:
+        return _no_more_processes(error)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tangram_hpc import cli
+from tangram_hpc.app.loop import no_more_processes
 
 
 def config(redirected: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -61,3 +63,21 @@ def test_an_interrupt_while_a_verb_is_imported_ends_the_command_in_silence(
     monkeypatch.setattr(cli.importlib, "import_module", interrupted)
     assert cli.main(["acct"]) == 128 + signal.SIGINT
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("error", "what"), [
+    (RuntimeError("can't start new thread"), "thread"),
+    (BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "process")])
+def test_a_limit_of_processes_is_named_with_its_remedy(
+        error: Exception, what: str, monkeypatch: pytest.MonkeyPatch,
+        capfd: pytest.CaptureFixture[str]) -> None:
+    """As Python raises them where `ulimit -u`, which Slurm hands on to the job, is used up."""
+    def refused(name: str, package: str) -> None:
+        raise error
+
+    monkeypatch.setattr(cli.importlib, "import_module", refused)
+    assert cli.main(["acct"]) == 1
+    told = capfd.readouterr().err
+    assert f"no {what} can be started" in told and "`ulimit -u`" in told and told.count("\n") == 1
+    assert no_more_processes(RuntimeError("dictionary changed size")) == ""
+    assert no_more_processes(BlockingIOError(errno.EAGAIN, "write", 17)) == ""  # a full pipe
