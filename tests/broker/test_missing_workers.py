@@ -29,6 +29,7 @@ def test_in_slurm_the_line_tells_of_steps_and_the_broker_ends_at_the_limit() -> 
     watch = MissingWorkers("4711", 900.0, in_slurm=True)
     [line] = lines(watch, 0, 898)
     assert "squeue --steps -j 4711" in line and "ends after 900 s (setting no_worker_s)" in line
+    assert "srun waits for CPUs or memory that another step holds, or has ended" in line
     assert not watch.gave_up
     assert lines(watch, 898, 901) == []
     assert watch.gave_up.startswith("no worker has joined within 900 s; satellites join when ")
@@ -43,6 +44,9 @@ def test_workers_that_come_begin_the_time_anew() -> None:
     assert not watch.gave_up
     lines(watch, 1780, 1791)
     assert watch.gave_up.startswith("no worker has been there for 900 s")
+    # their step had begun, so it waits for nothing: somebody has cancelled it
+    assert "they have ended, as after `scancel` of their step" in watch.gave_up
+    assert "srun waits" not in watch.gave_up
 
 
 def test_a_broker_that_was_stopped_or_needs_no_worker_gives_nothing_up() -> None:

@@ -101,9 +101,12 @@ class MissingWorkers:
     def _remedy(self) -> str:
         if not self._in_slurm:
             return f"start one with `TANGRAM_JOB={self._job} tangram worker`"
+        none = ("they have ended, as after `scancel` of their step, and are not started again in "
+                "this start of the job: the job's output says why" if self._ever else
+                "srun waits for CPUs or memory that another step holds, or has ended: its message "
+                "is in the job's output, and `tangram template check SCRIPT` says whether the "
+                "steps fit")
         return ("satellites join when Slurm starts their jobs (`squeue --me`). If the workers are "
                 f"steps of this job, see `squeue --steps -j {self._job}`. If it shows no step of "
-                "the workers, srun waits for CPUs or memory that another step holds: its message "
-                "is in the job's output, and `tangram template check SCRIPT` says whether the "
-                "steps fit. If it shows one, its worker does not reach this broker: the worker's "
-                "message is in the job's output; check the settings `bind` and `ports`")
+                f"the workers, {none}. If it shows one, its worker does not reach this broker: the "
+                "worker's message is in the job's output; check the settings `bind` and `ports`")
