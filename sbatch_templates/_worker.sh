@@ -20,12 +20,12 @@ done
 END_OF_EPILOG
 chmod 700 "$epilog"
 worker='export TANGRAM_SCRATCH="<SCRATCH>/tangram-node-$tangram_tag-$SLURMD_NODENAME"
-    mkdir "$TANGRAM_SCRATCH" || exit
     trap "rmdir \"\$TANGRAM_SCRATCH\" 2>/dev/null" EXIT    # Slurm may kill the epilog at once
     told="" starts=0 status=143
     trap "told=yes" TERM                                 # this shell stays; the worker gets the signals too
     trap : INT USR1 USR2 HUP                             # scancel --signal=USR1 without --batch: to every step
     while [ -z "$told" ]; do
+        [ -O "$TANGRAM_SCRATCH" ] && [ ! -L "$TANGRAM_SCRATCH" ] || mkdir "$TANGRAM_SCRATCH" || exit
         since=$SECONDS
         tangram worker --component "$1" "${@:2}" && exit
         status=$?

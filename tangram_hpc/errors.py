@@ -55,6 +55,12 @@ class BrokerUnreachable(TangramError):
     refused = False
 
 
+class ScratchLost(TangramError):
+    """The folder in which a worker keeps its sandboxes was removed while the worker runs."""
+
+    exit_status = 70  # as after a broken invariant, so that the worker is started again
+
+
 class ProtocolError(TangramError):
     """A peer sent something that is not in the protocol, or is in another version of it."""
 

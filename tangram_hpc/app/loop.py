@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import InvalidInput
+from ..errors import InvalidInput, ScratchLost
 from ..storage.store import FILE_SIZE_REMEDY
 from .restarts import BROKEN_STATUS
 
@@ -83,7 +83,8 @@ def die_on_broken_law(loop: asyncio.AbstractEventLoop, who: str,
             os._exit(1)
         status = BROKEN_STATUS
         with contextlib.suppress(OSError):
-            if isinstance(error, InvalidInput):  # such as a kept result that the disk has damaged
+            # such as a kept result that the disk has damaged
+            if isinstance(error, (InvalidInput, ScratchLost)):
                 status = error.exit_status
                 print(f"tangram: {who}: error: {error}", file=sys.stderr, flush=True)
                 os._exit(status)

@@ -20,9 +20,11 @@ import pytest
 from helpers.executor_rig import Rig, alive, until
 from helpers.ordinary_user import ordinary_user
 
+from tangram_hpc.app.restarts import BROKEN_STATUS
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.domain.states import ActionState
+from tangram_hpc.errors import ScratchLost
 from tangram_hpc.protocol.message import INLINE_MAX
 from tangram_hpc.protocol.payload import (
     ErrorReturn,
@@ -402,3 +404,26 @@ def test_a_nodes_own_limit_of_file_sizes_below_that_of_the_disk_is_kept(tmp_path
         assert rig.shell("echo on")[1].stdout == b"on\n"
     finally:
         rig.close()
+
+
+@pytest.mark.parametrize("warm", [0, 1])
+@pytest.mark.parametrize("session", [0, 1])
+def test_a_worker_whose_folder_is_removed_ends_and_fails_no_action(
+        session: int, warm: int, tmp_path: Path) -> None:
+    """As by a site that cleans /tmp when another job of the same user ends. All that it starts
+    would fail at once, and so would all that waits; when it ends, other nodes run that instead."""
+    rig, seen = Rig(tmp_path, warm=warm), []
+    try:
+        if session:
+            rig.open(session)
+        assert rig.shell("true")[0].state is ActionState.COMPLETED
+        rig.loop.set_exception_handler(lambda _, context: seen.append(context["exception"]))
+        [root] = rig.scratch.iterdir()
+        until(lambda: shutil.rmtree(root, ignore_errors=True) or not root.exists(), "gone")
+        lease = rig.begin(ExecCall(shell="true"), Kind.EXEC, session=session)
+        rig.until(lambda: seen)
+        assert isinstance(seen[0], ScratchLost) and seen[0].exit_status == BROKEN_STATUS
+        assert str(root) in str(seen[0]) and lease not in rig.done and not rig.down
+    finally:
+        rig.executor.close()
+        rig.loop.close()

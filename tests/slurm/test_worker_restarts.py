@@ -73,6 +73,18 @@ def test_a_worker_that_dies_is_started_again(tmp_path: Path, end: str, code: int
         assert f"on n1 ended with status {code} and is started again ({start} of 5 times)" in said
 
 
+def test_a_folder_that_was_removed_under_a_worker_is_made_again_for_the_next(
+        tmp_path: Path) -> None:
+    """Also where somebody else has put something there: then no worker begins in it."""
+    gone = 'rm -r "$TANGRAM_SCRATCH"; exit 70'
+    status, began, said = play(tmp_path, gone, '[ -d "$TANGRAM_SCRATCH" ] && exit 0')
+    assert (status, began) == (0, 2), said
+    (tmp_path / "2").mkdir()
+    link = 'rm -r "$TANGRAM_SCRATCH"; ln -s /tmp "$TANGRAM_SCRATCH"; exit 70'
+    status, began, said = play(tmp_path / "2", link)
+    assert (status, began) == (1, 1) and "File exists" in said
+
+
 def test_a_worker_that_dies_at_each_start_is_given_up_in_words(tmp_path: Path) -> None:
     status, began, said = play(tmp_path, "exit 70")
     assert (status, began) == (70, 6), said

@@ -16,7 +16,7 @@ from pathlib import Path
 from ...domain.action import Action, Kind
 from ...domain.isolation import guards_without_image
 from ...domain.session import OPEN, SessionSpec
-from ...errors import InvalidInput
+from ...errors import InvalidInput, ScratchLost
 from ...ports import SandboxSettings
 from ...protocol.process_frames import (
     INIT,
@@ -175,6 +175,20 @@ class ProcessSupervisor:
             process.group = None
         if not keep:
             process.remove_directory()
+
+    def check_folder(self) -> None:
+        """Call it before a failure is reported, which the loss of the folder may have caused.
+
+        Raises:
+            ScratchLost: the folder of the sandboxes is gone. All that this worker starts from now
+                on would fail, and it would soon have failed all actions that wait.
+        """
+        root = self._fork_server.root
+        if not os.path.isdir(root):
+            raise ScratchLost(
+                f"scratch: {root} was removed while this worker used it, as by a site that cleans "
+                "/tmp when another job of the same user ends; set `scratch` to a folder that "
+                "nothing cleans")
 
     def renew(self) -> None:
         """Replaces a fork server that died."""

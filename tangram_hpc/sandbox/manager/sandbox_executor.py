@@ -415,6 +415,7 @@ class SandboxExecutor:
 
     def process_failed(self, process: ExecutionProcess, text: str) -> None:
         """See `execution_processes.Owner`."""
+        self._supervisor.check_folder()
         self._supervisor.start_limiter.over(process)
         if not process.fresh:
             process.remove_directory()
@@ -613,6 +614,8 @@ class SandboxExecutor:
 
     def _finish(self, attempt: NodeAttempt, outcome: Outcome, payload: bytes | None,
                 none_left: bool, soon: bool = False) -> None:
+        if outcome.state is ActionState.FAILED:
+            self._supervisor.check_folder()
         attempt.live, attempt.gone = False, none_left
         attempt.end_timer()
         outcome = self._gpus.measured(attempt.gpu_token, outcome).returning(
