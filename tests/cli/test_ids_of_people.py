@@ -120,13 +120,18 @@ def test_tangram_acct_accepts_several_job_ids(cluster: LocalCluster, tmp_path: P
     (("rank", "-j", "", "true"), "'' names no job"), (("worker", "-j", ""), "'' names no job"),
     (("explain", "-j", "", "1.1"), "'' names no job"),
     (("logs", "-j", "", "1.1"), "'' names no job"),
+    *((("acct", option, ""), "'' names nothing; leave the option out to choose all")
+      for option in ("-S", "-E", "-s", "-u", "-A", "-N", "-r", "--name")),
+    *((("queue", option, ""), "'' names nothing") for option in ("-t", "-n", "-u", "-w", "-p")),
+    *((("info", option, " ,"), "' ,' names nothing") for option in ("-n", "-p", "-t")),
     (("info", "-j", "209_[1-4]"), "is a task of a job array"),
     (("explain", "seventeen"), "write CLIENT.NUMBER"),
     (("acct", "--jbos", "4711"), "unrecognized arguments: --jbos"),
     (("template", "check", "job", "--hard"), "unrecognized arguments: --hard")])
 def test_a_wrong_id_is_refused_with_the_usage_of_the_verb(
         cluster: LocalCluster, words: tuple[str, ...], said: str) -> None:
-    """The usage is that of the called verb, and one line names the remedy."""
+    """The usage is that of the called verb, and one line names the remedy. An empty value, such as
+    that of a shell variable that is not set, does not mean everything."""
     told = tangram(cluster, *words)
     verb = " ".join(words[:2]) if words[0] in ("template", "export", "journal") else words[0]
     assert told.returncode == 2 and told.stderr.startswith(f"usage: tangram {verb} "), told.stderr

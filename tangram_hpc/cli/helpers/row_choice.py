@@ -14,24 +14,42 @@ if TYPE_CHECKING:
 
 def add(p: argparse.ArgumentParser) -> None:
     """Adds the options that choose among the rows."""
-    p.add_argument("-s", "--state", default="", metavar="STATE[,STATE...]",
+    p.add_argument("-s", "--state", type=given, metavar="STATE[,STATE...]",
                    help="print only actions in these states: COMPLETED or CD, FAILED or F, ...")
-    p.add_argument("-S", "--starttime", default="", metavar="TIME",
+    p.add_argument("-S", "--starttime", type=given, metavar="TIME",
                    help="print only what had not ended at TIME: 2026-11-26T14:30, 14:30, "
                         "now-2hours, today")
-    p.add_argument("-E", "--endtime", default="", metavar="TIME",
+    p.add_argument("-E", "--endtime", type=given, metavar="TIME",
                    help="print only what was submitted before TIME")
-    p.add_argument("-N", "--nodelist", default="", metavar="NODE[,NODE...]",
+    p.add_argument("-N", "--nodelist", type=given, metavar="NODE[,NODE...]",
                    help="print only actions that ran on these nodes, such as cpu[1-4]")
-    p.add_argument("-r", "--partition", default="", metavar="NAME[,NAME...]",
+    p.add_argument("-r", "--partition", type=given, metavar="NAME[,NAME...]",
                    help="print only actions on nodes of these components")
-    p.add_argument("--name", default="", metavar="NAME[,NAME...]",
+    p.add_argument("--name", type=given, metavar="NAME[,NAME...]",
                    help="print only actions of these classes")
-    p.add_argument("-u", "--user", "--uid", default="", metavar="USER[,USER...]",
+    p.add_argument("-u", "--user", "--uid", type=given, metavar="USER[,USER...]",
                    help="print only jobs that these users ran; names or numbers")
-    p.add_argument("-A", "--accounts", default="", metavar="ACCOUNT[,ACCOUNT...]",
+    p.add_argument("-A", "--accounts", type=given, metavar="ACCOUNT[,ACCOUNT...]",
                    help="print only jobs that are charged to these Slurm accounts")
     p.add_argument("-a", "--allusers", action="store_true", help="print all jobs of TANGRAM_HOME")
+
+
+def given(text: str) -> str:
+    """Returns the text of an option that chooses among rows. It is used as `type=` of an argument
+    whose default is None, because argparse parses a default that is a text.
+
+    An empty text is refused: it is a shell variable that is not set, and whoever gave it did not
+    mean all rows.
+    """
+    if not text.strip(", "):
+        raise argparse.ArgumentTypeError(f"{text!r} names nothing; leave the option out to choose "
+                                         "all")
+    return text
+
+
+def words(text: str | None) -> frozenset[str]:
+    """Returns the words of an option that are separated by commas; none if it was left out."""
+    return frozenset(word.strip() for word in (text or "").split(",") if word.strip())
 
 
 def selection(args: argparse.Namespace) -> Selection:
@@ -47,31 +65,28 @@ def selection(args: argparse.Namespace) -> Selection:
     from .times import parse_time
 
     now = datetime.now()
-    parts, names, users, accounts = (
-        frozenset(word.strip() for word in text.split(",") if word.strip())
-        for text in (args.partition, args.name, args.user, args.accounts))
     return Selection(
-        frozenset(parse_states(args.state)), names, frozenset(node_names(args.nodelist)), parts,
-        frozenset(map(_user_name, users)),
+        frozenset(parse_states(args.state or "")), words(args.name),
+        frozenset(node_names(args.nodelist)), words(args.partition), user_names(args.user),
         parse_time("--starttime", args.starttime, now) if args.starttime else 0,
         parse_time("--endtime", args.endtime, now) if args.endtime else 0,
-        accounts)
+        words(args.accounts))
 
 
-def node_names(text: str) -> set[str]:
-    """Returns the names of a hostlist such as `cpu[1-4],gpu7`."""
+def node_names(text: str | None) -> set[str]:
+    """Returns the names of a hostlist such as `cpu[1-4],gpu7`; none if it was left out."""
     from ...errors import InvalidInput
     from ...slurm.hostlist import expand
 
     try:
-        return set(expand(text))
+        return set(expand(text or ""))
     except ValueError as error:
         raise InvalidInput(f"--nodelist: {error}") from None
 
 
-def user_names(text: str) -> set[str]:
+def user_names(text: str | None) -> frozenset[str]:
     """Returns the login names of the users in a list such as `ada,1001`."""
-    return {_user_name(word.strip()) for word in text.split(",") if word.strip()}
+    return frozenset(map(_user_name, words(text)))
 
 
 def _user_name(text: str) -> str:

@@ -30,11 +30,11 @@ def add(verbs: Any) -> None:
                    help="job id (default: as for `tangram run`)")
     p.add_argument("-N", "--nodes", "--Node", action="store_true",
                    help="print only a line for each node, as sinfo does")
-    p.add_argument("-n", "--nodelist", default="", metavar="NODE[,NODE...]",
+    p.add_argument("-n", "--nodelist", type=row_choice.given, metavar="NODE[,NODE...]",
                    help="print only these nodes, such as cpu[1-4]; implies -N")
-    p.add_argument("-p", "--partition", default="", metavar="NAME[,NAME...]",
+    p.add_argument("-p", "--partition", type=row_choice.given, metavar="NAME[,NAME...]",
                    help="print only nodes of these components; implies -N")
-    p.add_argument("-t", "--states", default="", metavar="STATE[,STATE...]",
+    p.add_argument("-t", "--states", type=row_choice.given, metavar="STATE[,STATE...]",
                    help="print only nodes in these states: UP, AWAY, DRAINING, DRAINED or DOWN, or "
                         "idle, mix, alloc or drain as in sinfo; implies -N")
     p.add_argument("-R", "--list-reasons", action="store_true",
@@ -89,8 +89,8 @@ def _wanted(args: argparse.Namespace) -> Callable[[dict[str, Any]], bool]:
     from ...errors import InvalidInput
 
     names = row_choice.node_names(args.nodelist)
-    parts, states = ({word.strip() for word in text.split(",") if word.strip()}
-                     for text in (args.partition, args.states.lower()))
+    parts = row_choice.words(args.partition)
+    states = row_choice.words(args.states and args.states.lower())
     if unknown := states - _STATES:
         raise InvalidInput(f"--states: {min(unknown)!r} is not the state of a node; choose from "
                            f"{', '.join(sorted(_STATES))}")

@@ -45,17 +45,17 @@ def add(verbs: Any) -> None:
                         "`tangram run`)")
     p.add_argument("-j", "--jobs", dest="named", type=ids.jobs, default=[], metavar="ID[,ID...]",
                    help="the same as JOB; several actions of one job are separated by commas")
-    p.add_argument("-t", "--state", "--states", default="", metavar="STATE[,STATE...]",
+    p.add_argument("-t", "--state", "--states", type=row_choice.given, metavar="STATE[,STATE...]",
                    help="print only actions in these states: PENDING or PD, CONFIGURING or CF, "
                         "RUNNING or R (default: all)")
-    p.add_argument("-n", "--name", default="", metavar="NAME[,NAME...]",
+    p.add_argument("-n", "--name", type=row_choice.given, metavar="NAME[,NAME...]",
                    help="print only actions of these classes")
-    p.add_argument("-u", "--user", "--users", default="", metavar="USER[,USER...]",
+    p.add_argument("-u", "--user", "--users", type=row_choice.given, metavar="USER[,USER...]",
                    help="print actions only if one of these users runs the job; names or numbers")
     p.add_argument("--me", action="store_true", help="print actions only if you run the job")
-    p.add_argument("-w", "--nodelist", default="", metavar="NODE[,NODE...]",
+    p.add_argument("-w", "--nodelist", type=row_choice.given, metavar="NODE[,NODE...]",
                    help="print only actions on these nodes, such as cpu[1-4]")
-    p.add_argument("-p", "--partition", default="", metavar="NAME[,NAME...]",
+    p.add_argument("-p", "--partition", type=row_choice.given, metavar="NAME[,NAME...]",
                    help="print only actions on nodes of these components, or that wait for them")
     p.add_argument("-a", "--all", "-r", "--array", action="store_true",
                    help="change nothing; scripts for squeue name these options")
@@ -118,10 +118,10 @@ def _ask(args: argparse.Namespace, named: Sequence[ids.Named]) -> str:
 
     if args.limit < 0:
         raise InvalidInput(f"--limit: {args.limit} is below 0")
-    states = set() if args.state.lower() == "all" else parse_states(args.state)
+    asked = args.state or "all"
+    states = set() if asked.lower() == "all" else parse_states(asked)
     actions = [] if any(not one.action for one in named) else [one.action for one in named]
-    names, parts = ([word.strip() for word in text.split(",") if word.strip()]
-                    for text in (args.name, args.partition))
+    names, parts = sorted(row_choice.words(args.name)), sorted(row_choice.words(args.partition))
     nodes = sorted(row_choice.node_names(args.nodelist))
     if len(nodes) + len(names) + len(parts) + len(actions) > _CHOSEN:
         raise InvalidInput("--nodelist, --name, --partition and --jobs: together more than "
