@@ -34,6 +34,7 @@ from .harness.harness_session import (
     cpus_of,
     stderr_of,
     whole_path,
+    why_unsendable,
 )
 from .harness.session_options import take_session_options
 from .process_client import process_client
@@ -230,6 +231,9 @@ class TangramEnvironment(BaseEnvironment):
                 takes a TimeoutError for the end of the whole phase, such as the agent's.
             SessionLost: the session has ended, for example with its node.
         """
+        if why := why_unsendable(command):
+            return ExecResult(stdout="", return_code=126,
+                              stderr=f"[tangram: the command cannot be run: {why}]\n")
         whom = next((each for each in (user, getattr(self, "default_user", None),
                                        self._user_of_image or None) if each is not None), None)
         merge = getattr(self, "_merge_env", None)

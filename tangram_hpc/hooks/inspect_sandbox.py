@@ -29,6 +29,7 @@ from inspect_ai.util import (
 import tangram_hpc
 from tangram_hpc.errors import FileDenied, FileFailed, FileIsFolder, FileMissing, InvalidInput
 
+from .harness.harness_session import why_unsendable
 from .harness.session_options import session_options
 from .tool_answers import file_error_text
 
@@ -106,6 +107,8 @@ class TangramSandbox(SandboxEnvironment):
                    timeout: int | None = None, timeout_retry: bool = True, concurrency: bool = True
                    ) -> ExecResult[str]:
         """Runs a command; see `SandboxEnvironment.exec`. Of long output the end is kept."""
+        if why := why_unsendable(*cmd, input):
+            raise ToolError(f"the command cannot be run: {why}")
         options: dict[str, Any] = {
             "cwd": cwd or "", "env": env, "stdin": input or b"", "keep": "tail",
             "output_max": SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE}
@@ -125,6 +128,8 @@ class TangramSandbox(SandboxEnvironment):
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
         """Writes a file; see `SandboxEnvironment.write_file`."""
+        if why := why_unsendable(contents):
+            raise ToolError(f"{file}: nothing was written: {why}")
         with _file_errors():
             await self.session.write(file, contents)
 

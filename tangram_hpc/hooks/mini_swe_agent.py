@@ -25,7 +25,7 @@ from typing import Any
 import tangram_hpc
 from tangram_hpc.errors import InvalidInput, how_to_install
 
-from .harness.harness_session import OUTPUT_MAX, cpus_of, stderr_of
+from .harness.harness_session import OUTPUT_MAX, cpus_of, stderr_of, why_unsendable
 from .harness.session_options import session_options, take_session_options
 from .process_client import SessionSlot
 
@@ -149,11 +149,8 @@ class MiniSweEnvironment:
             raise InvalidInput("execute: the environment was cleaned up; make a new one")
         limit = timeout or self.config.timeout
         command = str(action.get("command", ""))
-        try:
-            command.encode()
-        except UnicodeEncodeError as error:
-            return _failed("UnicodeEncodeError", f"character {error.start} of it is half of a "
-                                                 "surrogate pair, which UTF-8 cannot hold")
+        if why := why_unsendable(command):
+            return _failed("UnicodeEncodeError", why)
         # as with a terminal, the order of what goes to stdout and to stderr is kept
         words = ["/bin/sh", "-c", 'exec "$@" 2>&1', "sh", *self.config.interpreter, command]
         running = self.session.exec(

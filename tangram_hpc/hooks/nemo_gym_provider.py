@@ -38,6 +38,7 @@ from .harness.harness_session import (
     cpus_of,
     stderr_of,
     whole_path,
+    why_unsendable,
 )
 from .harness.session_options import take_session_options
 from .process_client import process_client
@@ -195,6 +196,8 @@ class TangramProvider:
         """Runs a command line. A time-out is a result with the `error_type` "timeout", and a
         session that has ended is a result with the `error_type` "sandbox"."""
         box = _box(handle)
+        if why := why_unsendable(command):
+            return SandboxExecResult(None, f"[tangram: the command cannot be run: {why}]\n", 126)
         limit = timeout_s if timeout_s is not None else self._default_timeout_s
         who = {} if user is None or not box.session.spec.image else {"user": str(user)}
         try:

@@ -101,6 +101,13 @@ class AdapterBehaviours:
         assert "out" in answer and "err" in answer and "3" in answer
         self.end(trajectory)
 
+    def test_a_command_that_is_no_utf_8_is_an_answer(self, cluster: LocalCluster) -> None:
+        """The JSON of a tool call can hold half of a surrogate pair."""
+        trajectory = self.begin()
+        assert "UTF-8" in self.call(trajectory, "echo '\ud83d'")
+        assert self.call(trajectory, "echo on").strip() == "on"
+        self.end(trajectory)
+
     def test_the_time_limit_is_told_and_the_next_call_works(self, cluster: LocalCluster) -> None:
         trajectory = self.begin()
         assert self.tells_the_time_limit(self.call(trajectory, "sleep 60"))

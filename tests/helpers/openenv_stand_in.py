@@ -41,6 +41,8 @@ def step(action, limit):
         text = done.stdout + done.stderr + (f"[exit {done.returncode}]" if done.returncode else "")
     except subprocess.TimeoutExpired:
         text = "timed out"
+    except UnicodeEncodeError:
+        text = "the command is not UTF-8"
     return {"type": "observation", "data": {"observation": {"text": text}, "reward": None,
                                             "done": False}}
 

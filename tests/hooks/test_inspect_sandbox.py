@@ -142,3 +142,17 @@ def test_a_configuration_that_is_not_json_is_named(tmp_path: Path) -> None:
         module.TangramSandbox.client = client
         with pytest.raises(InvalidInput, match=f"{config}: it is not JSON .*; write the arguments"):
             asyncio.run(module.TangramSandbox.sample_init("task", str(config), {}))
+
+
+def test_a_text_that_is_no_utf_8_is_told_to_the_policy(tmp_path: Path) -> None:
+    """The JSON of a tool call can hold half of a surrogate pair, and the policy wrote it."""
+    with inspect_stood_in() as module, LocalCluster(cpus=1, home=tmp_path / "home") as client:
+        with client.session() as session:
+            sandbox = module.TangramSandbox(session)
+            for work, told in [
+                    (lambda: sandbox.exec(["bash", "-c", "echo \ud83d"]), "the command cannot be"),
+                    (lambda: sandbox.exec(["python3"], input="'\ud83d'"), "character 1 of it"),
+                    (lambda: sandbox.write_file("there", "\ud83d"), "there: nothing was written")]:
+                with pytest.raises(module.ToolError, match=f"{told}.*half of a surrogate pair"):
+                    asyncio.run(work())
+            assert session.exec("ls").result(60).text == ""

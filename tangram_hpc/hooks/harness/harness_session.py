@@ -55,6 +55,20 @@ def stderr_of(result: tangram_hpc.ExecResult) -> str:
     return text + "".join(f"[tangram: {line}]\n" for line in lines)
 
 
+def why_unsendable(*texts: str | bytes | None) -> str:
+    """Returns why a text that a policy wrote, such as a command line, cannot be sent to a session;
+    empty if all of them can be. A policy's tool calls are JSON, which can hold half of a surrogate
+    pair. That is a mistake of the policy, and no error of the trial."""
+    for text in texts:
+        try:
+            if isinstance(text, str):
+                text.encode()
+        except UnicodeEncodeError as error:
+            return (f"character {error.start} of it is half of a surrogate pair, which UTF-8 "
+                    "cannot hold")
+    return ""
+
+
 def whole_path(path: str, workdir: str) -> str:
     """Returns a path of the sandbox: a relative one is below the environment's working directory.
     """
