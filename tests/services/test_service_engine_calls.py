@@ -310,6 +310,39 @@ def test_a_blank_error_of_plain_http_is_still_an_error() -> None:
         run(life)
 
 
+@pytest.mark.parametrize(("head", "body", "told"), [
+    ("200 OK", b'{"error": "no model\\nloaded"}',
+     "answered 200: no model loaded; an answer must have 'replies', a list of 1"),
+    ("200 OK", b"<html>Sign in</html>", "answered 200: <html>Sign in</html>; an answer must"),
+    ("200 OK\r\nContent-Encoding: gzip", b"no gzip", "its answer cannot be unpacked: "),
+    ("307 Temporary Redirect\r\nLocation: https://me:secret@other:1/call", b"",
+     "answered 307: redirected to https://other:1/call; redirects are not followed")])
+def test_an_answer_of_plain_http_that_is_no_list_of_replies_is_told(
+        head: str, body: bytes, told: str) -> None:
+    """None of them is the death of the server: the call fails, with what the server said."""
+    async def life() -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(f"HTTP/1.1 {head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+            await writer.drain()
+            await reader.read()  # until the client has read it all
+            writer.close()
+
+        async with await asyncio.start_server(answer, "127.0.0.1") as server:
+            port = server.sockets[0].getsockname()[1]
+            backend = make_engine(service_spec("judge", {
+                "backend": "http", "url": f"http://127.0.0.1:{port}", "health_path": "",
+                "wake_path": "", "park_path": ""}), ServicePlace((0,), "cuda", ""))
+            await backend.load()
+            await backend.wake((0,))
+            for reply in await backend.call([ask("score", texts=["x"])]):
+                assert one_line(reply.error) and "secret" not in reply.error
+                assert told in reply.error
+            await backend.close()
+
+    run(life)
+
+
 def test_an_invalid_engine_host_raises_ServiceDied() -> None:
     spec = service_spec("judge", {"backend": "http", "url": "http://☃..x:1"})
     backend = make_engine(spec, ServicePlace((0,), "cuda", ""))

@@ -38,7 +38,7 @@ from .engine_request import (
     merge_requests,
     read_request,
 )
-from .web import AnswerTooLarge, HttpResponse, Web
+from .web import HttpResponse, UnreadableAnswer, Web
 
 # seconds for a health check, whose answer takes no computation: while a server is loaded, calls of
 # others wait for the GPU
@@ -205,19 +205,23 @@ class HttpEngine:
         raise ServiceDied(f"{self._web.where}{path} answered {answer.line()}")
 
     async def _post_json(self, path: str, body: Any) -> Any:
-        """Returns the JSON answer to a POST that computes something.
+        """Returns the JSON answer to a POST that computes something; raises as `_post_call`."""
+        return (await self._post_call(path, body)).json()
+
+    async def _post_call(self, path: str, body: Any) -> HttpResponse:
+        """Returns the answer to a POST that computes something; its status reports success.
 
         Raises:
-            InvalidCall: The server refused the request, and is well; or its answer is too large.
+            InvalidCall: The server refused the request, and is well; or its answer cannot be read.
             OutOfDeviceMemory: The request did not fit into device memory, and the server is well.
             ServiceDied: The server is not well.
         """
         try:
             answer = await self._post_when_free(path, body)
-        except AnswerTooLarge as error:
+        except UnreadableAnswer as error:
             raise InvalidCall(str(error)) from None
         if answer.ok:
-            return answer.json()
+            return answer
         # a 4xx may quote the call's own text, so "out of memory" in it means nothing
         if answer.status >= 500:
             await self._check_health()

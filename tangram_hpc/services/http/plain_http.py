@@ -69,15 +69,17 @@ class PlainEngine(HttpEngine):
             return []
         path = self._options.call_path
         try:
-            reply = await self._post_json(path, {"requests": bodies})
+            answer = await self._post_call(path, {"requests": bodies})
         except InvalidCall as error:
             if len(bodies) == 1:
                 return [ServiceReply(error=str(error))]
             return [reply for alone in await run_together(self._batch([b]) for b in bodies)
                     for reply in alone]
+        reply = answer.json()
         found = reply.get("replies") if isinstance(reply, dict) else None
         if not isinstance(found, list) or len(found) != len(bodies):
-            odd = f"{self._web.where}{path}: its answer has no {len(bodies)} 'replies'"
+            odd = (f"{self._web.where}{path} answered {answer.line()}; an answer must have "
+                   f"'replies', a list of {len(bodies)}")
             return [ServiceReply(error=odd)] * len(bodies)
         return [self._reply(item) for item in found]
 

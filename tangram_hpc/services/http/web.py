@@ -38,11 +38,14 @@ class HttpResponse:
         status: The HTTP status.
         text: The body, in which any occurrence of the token is replaced.
         retry_after_s: How long the server asks not to be called, seconds; 0 if it does not say.
+        location: The address to which the server redirects, without its user part; empty if it
+            names none. Redirects are not followed.
     """
 
     status: int
     text: str
     retry_after_s: int = 0
+    location: str = ""
 
     @property
     def ok(self) -> bool:
@@ -79,7 +82,12 @@ class HttpResponse:
             return None
 
     def line(self) -> str:
-        """Returns the status and the server's own error message, in one line."""
+        """Returns the status and the server's own error message, in one line; of a redirect, where
+        it leads.
+        """
+        if 300 <= self.status < 400 and self.location:
+            return (f"{self.status}: redirected to {self.location[:_CUT]}; redirects are not "
+                    "followed, so name that address")
         reply = self.json()
         if isinstance(reply, dict):
             reply = reply.get("error") or reply.get("message") or reply.get("detail") or reply
@@ -89,9 +97,9 @@ class HttpResponse:
         return f"{self.status}: {words[:_CUT]}" if words else str(self.status)
 
 
-class AnswerTooLarge(ServiceDied):
-    """Raised when an answer has more than `BODY_MAX` bytes. The engine need not be dead: perhaps
-    the batch was too large.
+class UnreadableAnswer(ServiceDied):
+    """Raised when an answer has more than `BODY_MAX` bytes, or is packed (gzip) and cannot be
+    unpacked. The engine need not be dead: perhaps the batch was too large.
     """
 
 
@@ -120,6 +128,7 @@ class Web:
         self._url, self._token = url.rstrip("/"), token
         self._connections = asyncio.Semaphore(CONNECTIONS)
         self._slow = (httpx.TimeoutException, asyncio.TimeoutError)
+        self._garbled = httpx.DecodingError
         self._broken = (httpx.RequestError, httpx.InvalidURL)
         self._client = httpx.AsyncClient(
             headers={"Accept-Encoding": "identity",  # unpacking would hold up the worker
@@ -136,7 +145,7 @@ class Web:
             most_s: How long it may take, seconds, if that is less than `timeout_s`.
 
         Raises:
-            AnswerTooLarge: The answer has more than `BODY_MAX` bytes.
+            UnreadableAnswer: The answer is too large, or cannot be unpacked.
             ServiceDied: No answer came in time.
         """
         return await self._send("GET", path, None, min(most_s, self.timeout_s))
@@ -145,7 +154,7 @@ class Web:
         """Returns the answer to a POST of `body` as JSON (None: no body).
 
         Raises:
-            AnswerTooLarge: The answer has more than `BODY_MAX` bytes.
+            UnreadableAnswer: The answer is too large, or cannot be unpacked.
             ServiceDied: No answer came in time.
         """
         return await self._send("POST", path, None if body is None else json.dumps(body),
@@ -163,6 +172,9 @@ class Web:
                 return await asyncio.wait_for(self._answer(method, path, content), limit_s)
         except self._slow:
             raise ServiceDied(f"{self.where}{path} did not answer within {limit_s:g} s") from None
+        except self._garbled as error:
+            raise UnreadableAnswer(f"{self.where}{path}: its answer cannot be unpacked: "
+                                   f"{self._clean(str(error))[:_CUT]}") from None
         except self._broken as error:
             why = " ".join(str(error).split()) or type(error).__name__
             raise ServiceDied(f"{self.where} cannot be reached: {self._clean(why)[:_CUT]}"
@@ -176,11 +188,13 @@ class Web:
             async for piece in answer.aiter_bytes():
                 body += piece
                 if len(body) > BODY_MAX:
-                    raise AnswerTooLarge(f"{self.where}{path}: its answer has more than "
-                                         f"{BODY_MAX} bytes; ask for less at once")
+                    raise UnreadableAnswer(f"{self.where}{path}: its answer has more than "
+                                           f"{BODY_MAX} bytes; ask for less at once")
         pause = answer.headers.get("Retry-After", "")
+        to = re.sub("//[^/?#]*@", "//", answer.headers.get("Location", ""))
         return HttpResponse(answer.status_code, self._clean(body.decode(errors="replace")),
-                            int(pause) if re.fullmatch("[0-9]{1,6}", pause) else 0)
+                            int(pause) if re.fullmatch("[0-9]{1,6}", pause) else 0,
+                            self._clean(" ".join(to.split())))
 
     def _clean(self, text: str) -> str:
         return text.replace(self._token, "***") if self._token else text
