@@ -23,8 +23,11 @@ KEY_MIN = 16  # characters of a key; shorter ones can be guessed
 
 
 def new_key() -> str:
-    """Returns a fresh key of 256 random bits, as text that a URL may hold."""
-    return secrets.token_urlsafe(32)
+    """Returns a fresh key of 256 random bits, as text that a URL may hold.
+
+    It has the form of E2B's own keys, because E2B's SDK before 2.46 refuses all others.
+    """
+    return f"e2b_{secrets.token_hex(32)}"
 
 
 def read_keys(path: Path) -> dict[str, str]:
