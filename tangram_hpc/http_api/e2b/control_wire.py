@@ -73,8 +73,9 @@ class NewSandbox(BaseModel):
         if self.volumeMounts:
             return "volumeMounts: this server has no volumes; write the files into the sandbox"
         if self.autoPause:
-            return ("autoPause: sandboxes of this server cannot be paused; they are closed when "
-                    "their timeout is over, so give a longer one")
+            return ("autoPause: sandboxes of this server are closed when their timeout is over, "
+                    "and cannot be paused; create them with on_timeout 'kill' (the SDK's "
+                    "`lifecycle`), and with a timeout that is long enough")
         filters = [each for each in _FILTERS if (self.network or {}).get(each)]
         if filters and network and self.allow_internet_access is not False:
             return (f"network: {filters[0]}: this server does not filter a sandbox's network; "

@@ -75,13 +75,16 @@ def test_what_is_not_served_does_not_say_that_the_sandbox_is_gone(
     assert players[0].control(method, f"/sandboxes/none/{path}", {}).status == 404
 
 
-@pytest.mark.parametrize("wanted", [
-    {"volumeMounts": [{"name": "v", "path": "/data"}]}, {"autoPause": True}])
+@pytest.mark.parametrize(("wanted", "remedy"), [
+    ({"volumeMounts": [{"name": "v", "path": "/data"}]}, "write the files into the sandbox"),
+    ({"autoPause": True}, "create them with on_timeout 'kill'")])
 def test_a_sandbox_that_would_lose_its_files_is_not_made(players: tuple[Player, Player],
-                                                         wanted: dict[str, Any]) -> None:
+                                                         wanted: dict[str, Any], remedy: str
+                                                         ) -> None:
     before = players[0].control("GET", "/v2/sandboxes").json
     told = players[0].control("POST", "/v2/sandboxes", {"templateID": "base", **wanted})
     assert told.status == 501 and told.json["message"].startswith(f"{next(iter(wanted))}: ")
+    assert remedy in told.json["message"]
     assert players[0].control("GET", "/v2/sandboxes").json == before
 
 
