@@ -24,6 +24,7 @@ from .control_wire import (
     SandboxInfo,
     SandboxTimeout,
     TemplateAnswer,
+    TemplateBuild,
     check_given_once,
 )
 from .sandboxes import Sandbox, SandboxRegistry
@@ -93,6 +94,15 @@ def _making(router: APIRouter, sandboxes: SandboxRegistry) -> None:
         if sandboxes.options.image_of(alias) is None:
             raise ApiError(404, f"template {alias!r:.120} not found")
         return TemplateAnswer(templateID=alias)
+
+    @router.post("/templates")
+    @router.post("/v2/templates")
+    @router.post("/v3/templates")
+    async def build(asked: TemplateBuild) -> Response:
+        """Refuses the request: images are given to the server when it is started."""
+        raise ApiError(501, f"template {asked.name or asked.alias!r:.120}: this server builds no "
+                            "templates; start it with --e2b-template NAME=IMAGE, and let the "
+                            "client use that name")
 
 
 def _looking(router: APIRouter, sandboxes: SandboxRegistry) -> None:

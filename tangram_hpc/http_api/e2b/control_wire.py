@@ -174,6 +174,18 @@ class SandboxInfo(BaseModel):
     allowInternetAccess: bool
 
 
+class TemplateBuild(BaseModel):
+    """A template that a client wants built.
+
+    Attributes:
+        name: its name.
+        alias: its name in requests of older clients.
+    """
+
+    name: Annotated[str, Field(max_length=512)] = ""
+    alias: Annotated[str, Field(max_length=512)] = ""
+
+
 class TemplateAnswer(BaseModel):
     """A template that this server offers.
 

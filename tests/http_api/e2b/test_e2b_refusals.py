@@ -75,6 +75,16 @@ def test_what_is_not_served_does_not_say_that_the_sandbox_is_gone(
     assert players[0].control(method, f"/sandboxes/none/{path}", {}).status == 404
 
 
+@pytest.mark.parametrize(("path", "key"), [
+    ("/v3/templates", "name"), ("/v2/templates", "alias"), ("/templates", "alias")])
+def test_the_refusal_to_build_a_template_names_it_and_the_remedy(
+        players: tuple[Player, Player], path: str, key: str) -> None:
+    told = players[0].control("POST", path, {key: "harbor-0af1:r5"})
+    assert told.status == 501 and told.json["code"] == 501
+    assert told.json["message"].startswith("template 'harbor-0af1:r5': this server builds no")
+    assert "--e2b-template NAME=IMAGE" in told.json["message"]
+
+
 @pytest.mark.parametrize(("wanted", "remedy"), [
     ({"volumeMounts": [{"name": "v", "path": "/data"}]}, "write the files into the sandbox"),
     ({"autoPause": True}, "create them with on_timeout 'kill'")])
