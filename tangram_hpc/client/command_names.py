@@ -141,7 +141,10 @@ def _of_shell(words: list[str], program: str, depth: int) -> str:
     """
     for at, word in enumerate(words[1:], 2):
         if word.startswith("-") and not word.startswith("--") and "c" in word:
-            return _of_line("".join(words[at:at + 1])[:LOOK], depth - 1) or program
+            found = _of_line("".join(words[at:at + 1])[:LOOK], depth - 1)
+            if found == "$@":  # the line runs its arguments, which come after its `$0`
+                found = _of_words(words[at + 2:], depth - 1)
+            return found or program
         if not word.startswith(("-", "+")):
             return template(_last_part(word))
     return program

@@ -190,6 +190,8 @@ def test_a_replay_with_more_names_than_are_kept_gives_the_same_estimates() -> No
     ("# all of it\nmake all", "make"), ("&&", "sh"), ("bash", "bash"),
     (["/bin/true"], "true"), (["env", "A=1", "python3", "-m", "http.server"], "http"),
     (["bash", "-c", "cd x && pytest"], "pytest"), (["A=1"], "A=1"), ([""], ""),
+    (["sh", "-c", 'exec "$@" 2>&1', "sh", "bash", "-lc", "cd x && pytest"], "pytest"),
+    (["sh", "-c", 'exec "$@"', "sh"], "sh"),
 ])
 def test_the_class_of_a_command_is_the_program_that_it_runs(
         command: str | list[str], name: str) -> None:
