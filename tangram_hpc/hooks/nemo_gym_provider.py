@@ -31,7 +31,7 @@ from nemo_gym.sandbox.providers.base import (
 )
 
 import tangram_hpc
-from tangram_hpc.errors import ActionFailed, InvalidInput, TangramError
+from tangram_hpc.errors import ActionFailed, BrokerUnreachable, InvalidInput, TangramError
 
 from .harness.harness_session import (
     OUTPUT_MAX,
@@ -193,8 +193,8 @@ class TangramProvider:
     async def exec(self, handle: SandboxHandle, command: str, *, cwd: str | None = None,
                    env: dict[str, str] | None = None, timeout_s: float | None = None,
                    user: str | int | None = None) -> SandboxExecResult:
-        """Runs a command line. A time-out is a result with the `error_type` "timeout", and a
-        session that has ended is a result with the `error_type` "sandbox"."""
+        """Runs a command line. A time-out is a result with the `error_type` "timeout"; that the
+        session has ended, also with its broker, is a result with the `error_type` "sandbox"."""
         box = _box(handle)
         if why := why_unsendable(command):
             return SandboxExecResult(None, f"[tangram: the command cannot be run: {why}]\n", 126)
@@ -205,7 +205,7 @@ class TangramProvider:
                 [self._shell, "-c", command],
                 cwd=whole_path(cwd, box.workdir) if cwd else box.workdir, env=env, timeout=limit,
                 cpus=cpus_of(box.cpus), output_max=OUTPUT_MAX, keep="both", **who)
-        except ActionFailed as error:
+        except (ActionFailed, BrokerUnreachable) as error:
             return SandboxExecResult(None, str(error), 125, "sandbox")
         state = result.state
         late = state is tangram_hpc.ActionState.TIMEOUT

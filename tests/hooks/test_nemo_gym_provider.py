@@ -16,6 +16,7 @@ from helpers.adapter_behaviours import (
     LIMIT_S,
     AdapterBehaviours,
     adapters_cluster,
+    check_restart,
     eventually,
     memory_taken,
     sessions_open,
@@ -74,6 +75,13 @@ class TestNemoGymWithItsTypesStoodIn(AdapterBehaviours):
 
     def lose(self, trajectory: Any) -> None:
         trajectory.raw.session.close()
+
+
+def test_after_the_loss_of_the_broker_calls_are_answered_and_new_sandboxes_work(
+        module: Any, tmp_path: Path) -> None:
+    adapter = TestNemoGymWithItsTypesStoodIn()
+    adapter.provider = module.TangramProvider(shell="/bin/sh")
+    check_restart(adapter, tmp_path)
 
 
 def test_another_provider_uses_a_sandbox_by_its_descriptor(
