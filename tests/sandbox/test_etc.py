@@ -37,6 +37,34 @@ def test_the_copy_has_an_empty_directory_where_one_is_mounted(tmp_path: Path) ->
     assert not (copy / "shadow").exists()
 
 
+def test_the_copy_has_directories_and_what_links_to_them_with_any_cp(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # the one of uutils, which Ubuntu 25.10 has, ends so for directories with `-a -H`
+    cp = tmp_path / "bin" / "cp"
+    cp.parent.mkdir()
+    cp.write_text("#!/bin/sh\necho \"cp: -r not specified; omitting directory\" >&2\nexit 1\n")
+    cp.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{cp.parent}:{os.environ['PATH']}")
+    origin, copy = tmp_path / "origin", tmp_path / "etc"
+    (origin / "java-21" / "security").mkdir(parents=True)
+    (origin / "java-21" / "security" / "policy").write_text("grant")
+    (origin / "java-21" / "old").symlink_to("security/policy")
+    (origin / "java-21" / "gone").symlink_to("nowhere")
+    os.mkfifo(origin / "java-21" / "pipe")
+    (origin / "java").symlink_to("java-21")
+    (origin / "pki" / "tls").mkdir(parents=True)
+    (origin / "pki" / "tls" / "cert.pem").symlink_to("../../java-21/security/policy")
+    monkeypatch.setattr(etc, "_ETC", f"{origin}/")
+    etc.copy_etc([str(origin / name) for name in ("java-21", "java", "pki/tls/cert.pem")],
+                 str(copy))
+    for name in ("java", "java-21"):
+        assert (copy / name / "security" / "policy").read_text() == "grant"
+        assert not (copy / name).is_symlink() and (copy / name / "old").is_symlink()
+    assert os.readlink(copy / "java" / "gone") == "nowhere"
+    assert (copy / "pki" / "tls" / "cert.pem").read_text() == "grant"
+    assert not (copy / "pki" / "tls" / "cert.pem").is_symlink()
+
+
 @pytest.mark.parametrize("path", LINKS)
 def test_a_sandbox_sees_the_nodes_directories_of_links_and_cannot_change_them(rig: Rig, path: str
                                                                              ) -> None:

@@ -9,10 +9,10 @@ worker up to half a second on ext4.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 
-from ..run_program import run_program
 from . import hosts
 
 _ETC = "/etc/"
@@ -27,14 +27,25 @@ def copy_etc(read: Iterable[str], folder: str) -> str:
     os.mkdir(folder, 0o755)
     inside = [path for path in read if path.startswith(_ETC)]
     to_mount = mounted(inside)
-    names = [os.path.relpath(path, _ETC) for path in inside if path not in to_mount]
-    if names:
-        run_program(["cp", "-a", "-H", "--no-preserve=ownership", "--parents", *names, folder],
-                    cwd=_ETC)
+    for path in inside:
+        if path not in to_mount:
+            _copy(path, os.path.join(folder, os.path.relpath(path, _ETC)))
     for path in to_mount:
         os.makedirs(os.path.join(folder, os.path.relpath(path, _ETC)), exist_ok=True)
     _complete_hosts(os.path.join(folder, "hosts"))
     return folder
+
+
+def _copy(path: str, target: str) -> None:
+    """Copies a file or a directory, to which `path` may be a link, and leaves out what cannot be
+    read. The program `cp` of Ubuntu 25.10 skips directories when it is to follow links so.
+    """
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    with suppress(OSError):  # copytree raises its own after it has copied all that it can
+        if os.path.isdir(path):
+            shutil.copytree(path, target, symlinks=True)
+        else:
+            shutil.copy2(path, target)
 
 
 def _complete_hosts(path: str) -> None:
