@@ -33,6 +33,17 @@ class _QuietHandler(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: a scrape every 15 s would fill the terminal."""
 
+    def parse_request(self) -> bool:
+        """Refuses requests of HTTP/0.9, which no program makes: they are what is left of one whose
+        sender ended within the first line. Python 3.14 fails when it is to serve them.
+        """
+        if not super().parse_request():
+            return False
+        if self.request_version == "HTTP/0.9":
+            self.send_error(505)
+            return False
+        return True
+
 
 class _UnixServer(socketserver.ThreadingMixIn, WSGIServer):
     address_family = socket.AF_UNIX

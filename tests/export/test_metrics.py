@@ -166,6 +166,27 @@ def test_a_slow_connection_holds_up_no_scrape(cluster: LocalCluster, tmp_path: P
     assert server.returncode == 143 and said == b""
 
 
+@pytest.mark.parametrize("begun", ["GET /met", "GET /metrics\r\n", ""])
+def test_a_request_that_ends_within_its_first_line_is_not_served(
+        cluster: LocalCluster, tmp_path: Path, begun: str) -> None:
+    path = tmp_path / "m.sock"
+    server = exporter("--listen", str(path))
+    try:
+        until(path.exists, server)
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.settimeout(30)
+            peer.connect(str(path))
+            peer.sendall(begun.encode())
+            peer.shutdown(socket.SHUT_WR)
+            answer = b"".join(iter(lambda: peer.recv(65536), b""))
+        assert (b"505" in answer) is bool(begun) and b"tangram_" not in answer
+        assert " 200 " in scrape(path)[0]
+    finally:
+        server.terminate()
+        _, said = server.communicate(timeout=30)
+    assert server.returncode == 143 and said == b""
+
+
 def test_a_scrape_that_meets_the_end_of_the_job_ends_the_exporter(tmp_path: Path) -> None:
     path, ends = tmp_path / "m.sock", list[BaseException]()
 
