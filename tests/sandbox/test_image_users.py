@@ -158,9 +158,10 @@ def test_set_uid_files_lead_nowhere(rig: ImageRig, tmp_path: Path) -> None:
     (image / "usr/bin/id").chmod(0o6755)
     session = rig.start(image=str(image))
     rig.out(session, "cp /usr/bin/id /testbed/id; chmod 6755 /testbed/id; chown 105:105 "
-                     "/testbed/id; chmod 6755 /testbed/id; cp /usr/bin/id /testbed/root; "
-                     "chmod 6755 /testbed/root")
-    for path in ("/usr/bin/id", "/testbed/id", "/testbed/root"):
+                     "/testbed/id; chmod 6755 /testbed/id; mkdir /testbed/roots; "
+                     "cp /usr/bin/id /testbed/roots/id; chmod 6755 /testbed/roots/id")
+    # each is named `id`, as programs of uutils (Ubuntu 26.04) are one file that goes by its name
+    for path in ("/usr/bin/id", "/testbed/id", "/testbed/roots/id"):
         assert rig.out(session, f"{path} -u; {path} -g", user="7").split() == ["7", "0"]
         assert rig.out(session, f"{path} -u", user="root").split() == ["0"]
     place = rig.place(session)
