@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -248,8 +249,15 @@ class OutputReader:
 
     @property
     def kept(self) -> bool:
-        """Whether the job keeps, or has kept, any output."""
-        return self._folder.is_dir()
+        """Whether the job keeps, or has kept, any output.
+
+        Raises:
+            PermissionError: the job's folder is closed to this user.
+        """
+        try:  # `Path.is_dir` hides a closed folder from Python 3.14 on
+            return stat.S_ISDIR(os.stat(self._folder).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     @property
     def several(self) -> bool:
