@@ -458,10 +458,10 @@ class SandboxExecutor:
     def _told(self, attempt: NodeAttempt, process: ExecutionProcess, outcome: Outcome) -> Outcome:
         """Adds to an outcome what only the worker knows."""
         state, reason = outcome.state, outcome.reason
+        asked, killed = attempt.asked_mib, _KILLED in (outcome.exit_code, 128 + outcome.signal)
         if state not in _SAID and (attempt.stop is None or attempt.stop[0] is not state):
             state = ActionState.FAILED
-        asked, killed = attempt.asked_mib, _KILLED in (outcome.exit_code, 128 + outcome.signal)
-        if not (asked or killed) and process.kind == RUNNER:
+        elif process.kind == RUNNER and not (asked or killed):
             return outcome  # its own enforcement is right
         ended_so = state is ActionState.FAILED or (
             state is ActionState.COMPLETED and attempt.order.action.kind is Kind.BACKGROUND)
