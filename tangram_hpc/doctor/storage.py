@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
+import re
 import shutil
 import stat
 import statistics
@@ -29,6 +30,8 @@ _TIMES = 15
 _SLOW_S = 0.05
 _SKEW_S = 2.0
 _FREE_MIN_MIB = 1024
+_PREFIX = ".tangram-doctor-"
+_TRIAL = re.compile(re.escape(_PREFIX) + "[a-z0-9_]{8}")  # as `mkdtemp` names folders
 _ABANDONED_S = 3600.0  # no check takes so long: who made such a trial folder was killed
 _LATE = "the file system does not answer: ask the site, or set TANGRAM_HOME to another one"
 
@@ -51,7 +54,7 @@ class NoFolder(OSError):
 
 
 @contextmanager
-def trial_folder(base: Path, prefix: str = ".tangram-doctor-") -> Iterator[Path]:
+def trial_folder(base: Path, prefix: str = _PREFIX) -> Iterator[Path]:
     """Yields a private folder on the file system of `base`, and removes it afterwards. Folders of
     this user that killed runs have left there are removed first.
 
@@ -73,7 +76,9 @@ def trial_folder(base: Path, prefix: str = ".tangram-doctor-") -> Iterator[Path]
 def _sweep(there: Path) -> None:
     # Their age tells them, and no lock: file systems without locks are a finding of these checks.
     with suppress(OSError):  # such as one that another run removes at the same time
-        for old in there.glob("*tangram-doctor-*"):
+        for old in there.iterdir():
+            if not _TRIAL.fullmatch(old.name):  # such as a folder of the user's for its output
+                continue
             about = old.lstat()
             if (stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
                     and time.time() - about.st_mtime > _ABANDONED_S):
@@ -200,7 +205,7 @@ def scratch(context: CheckContext) -> Finding:
     if not base.is_dir():
         return fail(f"{base} is no folder", remedy)
     try:
-        with trial_folder(base, "tangram-doctor-") as trial:
+        with trial_folder(base) as trial:
             runs = _runs(trial / "run")
     except OSError as error:
         return fail(f"{base}: {error.strerror}", remedy)
@@ -227,7 +232,7 @@ def shared_memory(context: CheckContext) -> Finding:
         return warn("there is no /dev/shm", "MPI needs one: in a container, mount a tmpfs there")
     free = _free_mib(Path("/dev/shm"))
     try:
-        with trial_folder(Path("/dev/shm"), "tangram-doctor-"):
+        with trial_folder(Path("/dev/shm")):
             pass
     except OSError as error:
         return warn(f"/dev/shm cannot be written: {error.strerror}", "ask the site")

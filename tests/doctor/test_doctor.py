@@ -287,15 +287,18 @@ def test_files_and_locks_are_really_tried(tmp_path: Path) -> None:
 
 
 def test_trial_folders_of_runs_that_were_killed_are_removed(tmp_path: Path) -> None:
-    """As by the kernel, for memory. Those of runs that may still live stay, and so do files."""
-    killed, lives, file = (tmp_path / f".tangram-doctor-{n}" for n in "abc")
-    (killed / "jobs").mkdir(parents=True)
-    lives.mkdir()
+    """As by the kernel, for memory. Those of runs that may still live stay, and so do files, and
+    folders that the user has named after doctor."""
+    killed, lives, file = (tmp_path / f".tangram-doctor-{n * 8}" for n in "abc")
+    theirs = [tmp_path / name for name in ("tangram-doctor-reports", "tangram-doctor-20261130",
+                                           "old.tangram-doctor-abcdefgh", ".tangram-doctor-logs")]
+    for folder in (killed / "jobs", lives, *theirs):
+        folder.mkdir(parents=True)
     file.touch()
-    for old in (killed, file):
+    for old in (killed, file, *theirs):
         os.utime(old, (0, time.time() - 4000))
     with storage.trial_folder(tmp_path / "not" / "there") as trial:
-        assert sorted(tmp_path.iterdir()) == sorted([lives, file, trial])
+        assert sorted(tmp_path.iterdir()) == sorted([lives, file, trial, *theirs])
 
 
 def test_doctor_connects_to_a_broker_with_the_real_handshake(short_folder: Path) -> None:
