@@ -216,6 +216,22 @@ def test_a_killed_fork_server_fails_running_actions_and_is_replaced(
     assert rig.exec("true")[0].state is ActionState.COMPLETED
 
 
+def test_a_fork_server_that_removed_its_folder_as_it_ended_is_replaced(
+        rig: Rig, tmp_path: Path) -> None:
+    """Also if the worker learns only then that an action has failed: nobody else removed it."""
+    [root] = rig.scratch.iterdir()
+    call = f"echo $$ > {tmp_path}/pid; echo > {tmp_path}/up; exit 3"
+    lease = rig.begin(ExecCall(shell=call), Kind.EXEC)
+    rig.until(lambda: ("started", lease) in rig.events)
+    until((tmp_path / "up").exists, "the command runs")
+    until(lambda: not alive(int((tmp_path / "pid").read_text())), "it has failed")
+    time.sleep(0.2)  # its init says so
+    os.kill(rig.executor.fork_server_pid, signal.SIGTERM)
+    until(lambda: not root.exists(), "the folder is gone")
+    assert rig.end(lease)[0].state is ActionState.FAILED
+    assert rig.exec("true")[0].state is ActionState.COMPLETED
+
+
 WORKER = """
 import asyncio, os, sys
 from tangram_hpc.resources.cpu import affinity

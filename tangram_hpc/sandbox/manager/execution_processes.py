@@ -58,6 +58,7 @@ from .. import environment
 from ..files import scratch
 from .payload_cache import FUNCTIONS_MAX
 
+_LAST_S = 1.0  # the fork server removes its folder last, and ends
 _CLOSE_S = 12.0  # for the fork server to end everything
 
 
@@ -373,6 +374,12 @@ class ForkServerClient:
     def pid(self) -> int:
         """The fork server's process id."""
         return self._server.pid
+
+    def ends(self) -> bool:
+        """Whether the fork server has ended by itself, or does so within a second."""
+        with suppress(subprocess.TimeoutExpired):
+            self._server.wait(_LAST_S)
+        return self._server.returncode is not None
 
     def fork(self, kind: str, box: SandboxSpec, home: str = "") -> ExecutionProcess:
         """Asks for a process in the directory `home` of a dead one, or in a fresh one.

@@ -184,7 +184,8 @@ class ProcessSupervisor:
                 on would fail, and it would soon have failed all actions that wait.
         """
         root = self._fork_server.root
-        if not os.path.isdir(root):
+        # a fork server that ends by itself removes its folder, and is replaced
+        if not os.path.isdir(root) and not self._fork_server.ends():
             raise ScratchLost(
                 f"scratch: {root} was removed while this worker used it, as by a site that cleans "
                 "/tmp when another job of the same user ends; set `scratch` to a folder that "
