@@ -51,7 +51,8 @@ def no_more_processes(error: BaseException | None) -> str:
     limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     shown = "unlimited" if limit == resource.RLIM_INFINITY else limit
     return (f"no {'thread' if thread else 'process'} can be started; end other programs of this "
-            f"user on the node, or raise `ulimit -u` ({shown}) in the shell that starts the job")
+            f"user on the node, or raise the limit: `ulimit -u` ({shown}) in the shell that starts "
+            "the job, or that of a cgroup (`pids.max`), as of a container or a login node")
 
 
 def die_on_broken_law(loop: asyncio.AbstractEventLoop, who: str,

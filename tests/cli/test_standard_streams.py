@@ -71,13 +71,15 @@ def test_an_interrupt_while_a_verb_is_imported_ends_the_command_in_silence(
 def test_a_limit_of_processes_is_named_with_its_remedy(
         error: Exception, what: str, monkeypatch: pytest.MonkeyPatch,
         capfd: pytest.CaptureFixture[str]) -> None:
-    """As Python raises them where `ulimit -u`, which Slurm hands on to the job, is used up."""
+    """As Python raises them where `ulimit -u`, which Slurm hands on to the job, is used up, or the
+    limit of a cgroup."""
     def refused(name: str, package: str) -> None:
         raise error
 
     monkeypatch.setattr(cli.importlib, "import_module", refused)
     assert cli.main(["acct"]) == 1
     told = capfd.readouterr().err
-    assert f"no {what} can be started" in told and "`ulimit -u`" in told and told.count("\n") == 1
+    assert f"no {what} can be started" in told and told.count("\n") == 1
+    assert "`ulimit -u`" in told and "`pids.max`" in told
     assert no_more_processes(RuntimeError("dictionary changed size")) == ""
     assert no_more_processes(BlockingIOError(errno.EAGAIN, "write", 17)) == ""  # a full pipe
