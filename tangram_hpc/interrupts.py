@@ -5,9 +5,10 @@ written in C, and at the beginning of any function of Python. If that comes just
 taken and before the code that gives it back is in force, the lock stays taken. A program that goes
 on after a ^C, as a notebook does, then has a client whose own thread waits for this lock for ever.
 
-A `with` statement over a lock of C is safe, since Python does not look for signals between the two;
-except in Python 3.14, which does (its issue 148874), so there is an `InterruptibleLock`.
+A `with` statement over a lock of C is safe, since Python does not look for signals between the two.
 `threading.Condition` and what is made of it are not, as their `__enter__` is a function of Python.
+Python 3.14 does look there (CPython's issue 148874, mended in 3.15). For it there is a lock that
+gives itself back, `InterruptibleLockOf314`.
 
 A handler of the user's own runs in the same places. What it calls may need a lock that the
 interrupted thread holds, which goes on only after the handler. A `CallersLock` raises then.
@@ -31,17 +32,23 @@ _RLock: Any = type(threading.RLock())
 
 
 class ReleasingExit:
-    """What `with` calls at its end, which does nothing; the lock is given back when `with` drops
-    this. It does so at its end, and also where ^C comes after the lock was taken and before the
-    block.
+    """The end of a lock that `with` fetches before it takes the lock. `with` drops this object when
+    it is over, and also if ^C comes after the lock was taken and before the block. Then the lock is
+    given back.
     """
 
     __slots__ = ("__weakref__", "_dropped")
-    # Functions of C, in which no ^C comes; this one takes what `with` tells and returns what is
-    # false, so errors are raised on.
+    # `with` calls its end with three arguments, and raises the block's error if the answer is
+    # false. This function answers so and does nothing. It is one of C, because ^C could come at the
+    # beginning of one of Python.
     __call__ = "".format
 
     def __init__(self, release: Callable[..., object]) -> None:
+        """Makes the end of a lock.
+
+        Args:
+            release: a function of C that gives the lock back, whatever its arguments.
+        """
         self._dropped = weakref.ref(self, release)
 
 
@@ -50,7 +57,6 @@ class InterruptibleLockOf314(_RLock):  # type: ignore[misc]
 
     @property
     def __exit__(self) -> Callable[..., object]:
-        # `with` asks for it before it takes the lock
         release: Callable[..., object] = super().__exit__
         return release if self._is_owned() else ReleasingExit(release)
 
@@ -125,8 +131,8 @@ class InterruptibleCondition(threading.Condition):
 
     Attributes:
         entered: the locks of the conditions that the main thread has entered, and may have left.
-            A signal handler, which runs in that thread alone, must not wait while it holds one of
-            them: the thread that notifies needs the lock first.
+            Signal handlers run in that thread. While it holds one of these locks a handler must not
+            wait, because the thread that would end the wait needs the lock first.
     """
 
     entered: tuple[Any, ...] = ()

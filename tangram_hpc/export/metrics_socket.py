@@ -23,7 +23,7 @@ from ..errors import BrokerUnreachable, TangramError
 from ..stale_socket import free_path, remove_own_socket
 
 _SCRAPE_S = 30.0  # a peer that is silent for so long is hung up on
-_LOOK_S = 0.5  # after which it is seen that a scrape has met the end of the job
+_LOOK_S = 0.5  # between two looks whether a scrape has found that the job has ended
 _ASK_S = 15.0  # without a scrape, after which the broker is asked whether the job still runs
 
 
@@ -34,8 +34,8 @@ class _QuietHandler(WSGIRequestHandler):
         """Nothing: a scrape every 15 s would fill the terminal."""
 
     def parse_request(self) -> bool:
-        """Refuses requests of HTTP/0.9, which no program makes: they are what is left of one whose
-        sender ended within the first line. Python 3.14 fails when it is to serve them.
+        """Refuses requests of HTTP/0.9. No program makes one: it is what is left of a request whose
+        sender ended within the first line. Python 3.14 fails when it is to answer it.
         """
         if not super().parse_request():
             return False

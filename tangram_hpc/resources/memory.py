@@ -9,10 +9,21 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file",
-       "memory.oom_control")
-_V2 = ("memory.max", "memory.current", "inactive_file", "memory.events")
+
+class _Names(NamedTuple):
+    """The files of a cgroup, and of `memory.stat` the key of the cache that can be dropped."""
+
+    limit: str
+    used: str
+    cache: str
+    kills: str
+
+
+_V1 = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file",
+             "memory.oom_control")
+_V2 = _Names("memory.max", "memory.current", "inactive_file", "memory.events")
 
 
 def total_mib() -> int:
@@ -35,23 +46,27 @@ def oom_kills() -> int:
     """How many processes of this process's cgroup, as a rule that of its job step, the kernel has
     killed for memory; 0 where nothing counts them.
     """
-    return sum(_flat_keyed(next(filter(None, (_read(folder / names[3]) for folder in folders)), ""),
-                           "oom_kill") for folders, names in _own_cgroups())
+    total = 0
+    for folders, names in _own_cgroups():
+        nearest = next(filter(None, (_read(folder / names.kills) for folder in folders)), "")
+        total += _flat_keyed(nearest, "oom_kill")
+    return total
 
 
 def _cgroups() -> Iterator[tuple[int, int]]:
     """Limit and use, in bytes, of each cgroup above this process that has a limit."""
     for folders, names in _own_cgroups():
         for folder in folders:
-            limit, used = _read(folder / names[0]).strip(), _read(folder / names[1]).strip()
+            limit, used = _read(folder / names.limit).strip(), _read(folder / names.used).strip()
             if limit.isdigit() and used.isdigit():
-                yield int(limit), int(used) - _flat_keyed(_read(folder / "memory.stat"),
-                                                      names[2])
+                cache = _flat_keyed(_read(folder / "memory.stat"), names.cache)
+                yield int(limit), int(used) - cache
 
 
-def _own_cgroups() -> Iterator[tuple[list[Path], tuple[str, str, str, str]]]:
-    """For each version that counts this process's memory: its cgroup with all above it, the nearest
-    first, and the names of their files and keys."""
+def _own_cgroups() -> Iterator[tuple[list[Path], _Names]]:
+    """For each version of cgroups that counts this process's memory, its cgroup and all above it,
+    the nearest first, and the names in them.
+    """
     for line in _read(Path("/proc/self/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":

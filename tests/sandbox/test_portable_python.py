@@ -1,5 +1,6 @@
-"""A Python that was built against an old C library and the headers of an old kernel, as conda's is
-and uv's was. It lacks some functions of `os` on every system."""
+"""A Python that was built against an old C library and the headers of an old kernel, as those of
+conda and uv are, to run everywhere. It lacks some functions of `os` on every system. A file that
+removes them at the start of Python stands for it."""
 
 from __future__ import annotations
 

@@ -118,8 +118,8 @@ class PauseProcess:
             said += piece
 
     def _gone_fd(self) -> int:
-        """Opens `gone_fd`. Kernels before 5.3, and Pythons that were built with the headers of one
-        such as conda's, have only the pipe, which bwrap's outer process holds open as well.
+        """Opens `gone_fd`. Kernels before 5.3 have only the pipe, which bwrap's outer process holds
+        open as well. So do Pythons that were built with the headers of such a kernel.
         """
         try:
             return os.pidfd_open(self.inside)

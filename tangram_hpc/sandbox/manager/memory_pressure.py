@@ -5,11 +5,11 @@ is ended that is furthest above the memory it asked for, and its reason says so.
 limits memory, functions, which no init watches, are held to their own request here too. Memory
 itself is measured in `resources`.
 
-Where no cgroup limits memory, none counts the processes either that the kernel kills for memory.
-The worker's own cgroup, that of its job step, counts those of all actions together. So an action
-that ends by SIGKILL takes one of these kills, if one came within the last two checks: an earlier
-one killed a process whose action went on. Somebody's own SIGKILL in that half second can be taken
-for the kernel's.
+Where actions have no cgroups of their own, nothing counts for each of them what the kernel kills
+for memory. The worker's cgroup, that of its job step, counts the kills of all actions together. So
+an action that ends by SIGKILL takes one of these kills, if one came within the last two checks; an
+earlier one ended a process whose action went on. A SIGKILL that somebody else sends in that half
+second can be taken for the kernel's.
 """
 
 from __future__ import annotations
@@ -40,17 +40,14 @@ class MemoryPressure:
     Args:
         watches: whether nothing else limits the memory of functions, or counts kills.
         end: ends a lease with a state and a reason.
-
-    Attributes:
-        _kills: how many kills the worker's cgroup had counted at the last check.
-        _taken: how many it had counted at the check before, or have been taken for ends of actions.
     """
 
     def __init__(self, watches: bool, end: End) -> None:
         self._watches = watches
         self._end = end
         self._floor = min(_FLOOR_MIB, memory.total_mib() // _FLOOR)
-        self._kills = self._taken = 0
+        self._kills = 0  # by the kernel in the worker's cgroup, until the last check
+        self._taken = 0  # of them, that no action can take any more
         self._frozen = False
 
     def begin(self) -> None:
@@ -115,7 +112,7 @@ def oom_reason(asked: int, peak_kib: int | None) -> str:
     """
     if asked and (peak_kib is None or peak_kib + _BELOW_KIB >= asked * 1024):
         return f"mem: more than the {asked} MiB asked for"
-    used = "" if not peak_kib else f"{peak_kib // 1024} MiB used, "
+    used = f"{peak_kib // 1024} MiB used, " if peak_kib else ""
     return (f"mem: the node's or the job step's memory was used up; {used}{asked} MiB asked "
             "for")
 

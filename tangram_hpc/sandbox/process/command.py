@@ -367,7 +367,7 @@ def _as_file(data: bytes, home: str) -> int:
 
 
 def _unnamed(home: str) -> int:
-    # `tempfile` cannot be imported here: an image has no library of this Python
+    # not by `tempfile`, which cannot be imported here: an image has no library of this Python
     with suppress(AttributeError, OSError):  # an old C library, or our filter refuses it
         return os.memfd_create("stdin")
     path = os.path.join(home, f".stdin-{os.urandom(8).hex()}")

@@ -1,7 +1,7 @@
 """Starts a program as the leader of a process session, as any user of its sandbox.
 
-posix_spawn cannot change users. Some Pythons, such as conda's, were built against a C library whose
-posix_spawn makes no process session either. Then the init forks. The child reports an error to its
+posix_spawn cannot change users. With a Python that was built against a C library of before 2017 it
+makes no process session either. In both cases the init forks. The child reports an error to its
 parent through a pipe. Before it executes the program, the child closes the init's descriptors,
 restores signals, and changes its user; a process that leaves user 0 loses all capabilities.
 """

@@ -79,7 +79,7 @@ def _load(context: ssl.SSLContext, pem: bytes) -> None:
     """
     try:
         fd = os.memfd_create("tangram-certificate")
-    except AttributeError:  # a Python built against an old C library, such as conda's
+    except AttributeError:  # a Python that was built against an old C library
         with tempfile.TemporaryFile(dir="/dev/shm") as file:
             fd = os.dup(file.fileno())
     try:
