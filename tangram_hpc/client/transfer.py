@@ -257,8 +257,9 @@ def _put(root: int, file: FileEntry, data: bytes) -> None:
             with open(fd, "wb") as out:
                 out.write(data)
             os.replace(part, leaf, src_dir_fd=folder, dst_dir_fd=folder)
-        except OSError:
-            os.unlink(part, dir_fd=folder)
+        except BaseException:  # a ^C leaves no part of a file behind either
+            with suppress(FileNotFoundError):  # it came after the part got the file's name
+                os.unlink(part, dir_fd=folder)
             raise
     except OSError as error:
         raise InvalidInput(f"download: cannot write {file.name!r} ({error.strerror})") from None

@@ -209,3 +209,16 @@ def test_files_that_cannot_be_uploaded_are_refused_in_one_line(
         upload(sandbox, local, "")
     with pytest.raises(InvalidInput, match=r"cannot read .*nowhere"):
         upload(sandbox, tmp_path / "nowhere", "")
+
+
+def test_an_interrupted_download_leaves_no_part_of_a_file(
+        sandbox: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (sandbox.root / "big").write_bytes(b"x" * 1000)
+
+    def interrupt(*_args: object, **_options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        download(sandbox, "", tmp_path / "down", BIG, False)
+    assert os.listdir(tmp_path / "down") == []
