@@ -285,6 +285,9 @@ def _warn(text: str) -> None:
 def _make_parts(plan: WorkerPlan, environ: Mapping[str, str], scratch: Path) -> _NodeParts:
     config, devices = plan.config, lent_devices(plan.config, environ)
     backends = Backends.probed(config.isolation, config.read_paths, str(scratch))
+    for name in backends.late:
+        _warn(f"{backends.why_not[name]}, so this node has no sandboxes of it; start the worker "
+              "again when the node is less busy")
     spec = node_spec(config, environ, backends, plan.component, plan.name, devices, plan.het_group)
     meter, enforcer = GpuMeter(devices), enforce.probe(spec.pinned, config.enforcement)
     return _NodeParts(config, spec.held_by(enforcer.name), backends, devices, meter, scratch,

@@ -11,6 +11,7 @@ from tangram_hpc.errors import InvalidInput
 from tangram_hpc.sandbox.isolation import landlock, seccomp
 from tangram_hpc.sandbox.manager import backends
 from tangram_hpc.sandbox.manager.backends import Backends
+from tangram_hpc.sandbox.manager.probe import RuntimeReport
 
 
 @pytest.fixture
@@ -52,3 +53,14 @@ def test_a_configured_backend_or_path_that_does_not_work_is_refused() -> None:
         Backends.probed("bwrap")
     with pytest.raises(InvalidInput, match="config field `read_paths`: readable path '/etc'"):
         Backends.probed("", ["/etc"])
+
+
+def test_a_backend_that_was_not_tried_to_the_end_is_told_apart(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    late = RuntimeReport("bwrap was not tried to the end in 120 s", late=True)
+    monkeypatch.setattr(backends, "missing",
+                        lambda runtime: "" if runtime.name == "bwrap" else "not installed")
+    monkeypatch.setattr(backends, "examine", lambda *_words: late)
+    found = Backends.probed()
+    assert found.late == ("bwrap",) and found.why_not["bwrap"] == late.why_not
+    assert "bwrap" not in found.untrusted + found.trusted

@@ -134,6 +134,13 @@ def test_a_failed_probe_says_why() -> None:
     assert "bwrap: " in probe.probe(BWRAP, "", ["/usr"][:0], 10)
 
 
+def test_a_probe_without_an_end_is_late_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a node that starts too much at once: the runtime may work all the same."""
+    monkeypatch.setattr(probe, "module_command", lambda *_words: ["sleep", "60"])
+    found = probe.examine(BWRAP, "", READ, 0.05)
+    assert (found.late, found.why_not) == (True, "bwrap was not tried to the end in 0.2 s")
+
+
 def test_what_others_write_to_stderr_does_not_spoil_the_probe(
         monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_PRELOAD", "/no/such/library.so")  # the loader warns at each start

@@ -22,7 +22,7 @@ from ..isolation.image_root import WAYS
 from ..network.open_network import STACK
 from .probe import examine
 
-_PROBE_S = 10.0
+_PROBE_S = 30.0  # to build a sandbox; a node on which many workers start at once is slow
 # what `why_not` has reasons for, besides the names of backends
 _ROOT_BY = "image root by "  # followed by one of WAYS
 SEVERAL_USERS = "several users in an image"
@@ -69,6 +69,7 @@ class Backends:
             program works, for which `why_not` gives the reason.
         early: whether bwrap is older than 0.8; see `ContainerSpec`.
         resets: whether bwrap resets SIGCHLD; see `ContainerSpec`.
+        late: the backends in `why_not` that may work all the same, as trying them took too long.
     """
 
     trusted: tuple[str, ...] = ("process",)
@@ -80,6 +81,7 @@ class Backends:
     open_network: str = ""
     early: bool = False
     resets: bool = False
+    late: tuple[str, ...] = ()
 
     @classmethod
     def probed(cls, default: str = "", read_paths: Sequence[str] = (), scratch: str = ""
@@ -100,7 +102,7 @@ class Backends:
         except ValueError as error:
             raise InvalidInput(f"config field `read_paths`: {error}") from None
         why_not = {name: missing(runtime) for name, runtime in RUNTIMES.items()}
-        root, users, early, resets = "", tuple[str, ...](), False, False
+        root, users, early, resets, late = "", tuple[str, ...](), False, False, list[str]()
         why_not[OPEN_NETWORK] = why_not["bwrap"]
         for name, runtime in RUNTIMES.items():
             # others can be probed only with an image
@@ -108,6 +110,7 @@ class Backends:
                 report = examine(runtime, "", read, _PROBE_S, scratch)
                 why_not[name], root, users = report.why_not, report.root, report.users
                 early, resets = report.early, report.resets
+                late += [name] if report.late else []
                 why_not[OPEN_NETWORK] = report.why_not or report.why_not_open
                 why_not[SEVERAL_USERS] = report.why_no_users
                 why_not |= {_ROOT_BY + way: why for way, why in report.why_no_root.items()}
@@ -133,7 +136,7 @@ class Backends:
                                f"({why_not.get(default, 'there is no such backend')})")
         return cls(preferred(("process", *works), default), preferred(untrusted, default),
                    {name: why for name, why in why_not.items() if why}, read, root, users,
-                   "" if why_not[OPEN_NETWORK] else STACK, early, resets)
+                   "" if why_not[OPEN_NETWORK] else STACK, early, resets, tuple(late))
 
     def box(self, spec: SessionSpec) -> SandboxSpec:
         """Chooses how the sandbox of a session is built.

@@ -35,6 +35,8 @@ from ..process import bootstrap
 from ..user_namespace import NoRange, UserMap
 from . import network_probe
 
+_PARTS = 4  # as many times the limit of one sandbox may all of it take
+
 
 class RuntimeReport(msgspec.Struct):
     """What was found out about a runtime.
@@ -50,6 +52,7 @@ class RuntimeReport(msgspec.Struct):
         why_no_users: in one line, why there is user 0 alone; empty if there are several users.
         early: whether it is a bwrap older than 0.8; see `ContainerSpec`.
         resets: whether it is a bwrap that resets SIGCHLD; see `ContainerSpec`.
+        late: whether it was not tried to the end in time, so that it may work all the same.
     """
 
     why_not: str = ""
@@ -60,6 +63,7 @@ class RuntimeReport(msgspec.Struct):
     why_not_open: str = ""
     early: bool = False
     resets: bool = False
+    late: bool = False
 
 
 def probe(runtime: Runtime, image: str, read: Sequence[str], seconds: float) -> str:
@@ -77,7 +81,9 @@ def examine(runtime: Runtime, image: str, read: Sequence[str], seconds: float, f
         runtime: the runtime.
         image: an image, if the runtime needs one.
         read: paths of the node that its sandboxes may read.
-        seconds: how long it may take, and a little more.
+        seconds: how long it may take to build a sandbox. The whole may take `_PARTS` times as long,
+            since it builds several, and begins with a new process of Python, whose imports take a
+            minute from a busy shared file system.
         folder: where the scratch directories will be, on whose file system an overlay depends;
             empty for where temporary files are.
     """
@@ -87,11 +93,12 @@ def examine(runtime: Runtime, image: str, read: Sequence[str], seconds: float, f
         return RuntimeReport(f"{runtime.name} needs an image, and none was named to try it with")
     argv = module_command(__name__, str(os.getpid()), runtime.name, image, str(seconds), folder,
                           *read)
+    limit = seconds * _PARTS
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=seconds + 5,
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=limit,
                               stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
-        return RuntimeReport(f"{runtime.name} did not answer in {seconds:g} s")
+        return RuntimeReport(f"{runtime.name} was not tried to the end in {limit:g} s", late=True)
     lines = done.stdout.strip().splitlines()
     if done.returncode:
         lines += done.stderr.strip().splitlines()
@@ -117,9 +124,10 @@ def main(parent: int, name: str, image: str, seconds: float, folder: str, read: 
         scratch.make(home)
         box = ContainerSpec(home, image, read=read, name=f"tangram-probe-{os.getpid()}",
                             early=name == "bwrap" and _is_early())
-        if name == "bwrap" and _forked(lambda: _resets(runtime, box, seconds)):
-            box = replace(box, resets=True)
         status = _forked(lambda: _try(runtime, box, seconds))
+        if not status and name == "bwrap" and _forked(lambda: _resets(runtime, box, seconds)):
+            box = replace(box, resets=True)
+            status = _forked(lambda: _try(runtime, box, seconds))
         if (command := runtime.clean_up(box.name)) and status:
             subprocess.run(command, capture_output=True, timeout=seconds)
         if not status and name == "bwrap":
@@ -146,8 +154,8 @@ def _resets(runtime: Runtime, box: ContainerSpec, seconds: float) -> bool:
     bootstrap.guard("tangram-probe", 9)
     try:
         pause = PauseProcess(runtime.argv(box), runtime.env(os.environ), seconds)
-    except PauseFailed:  # why is told when it is tried
-        return False
+    except PauseFailed:  # so it is tried once more, which says why
+        return True
     try:
         return not pause.reaps()
     finally:
