@@ -14,6 +14,7 @@ from .. import Client, __version__
 from .awaited import hung_up
 from .code_wire import RunCodeRequest, RunCodeResponse
 from .e2b import file_routes, filesystem_routes, process_routes
+from .e2b.connect_protocol import on_rpc_error
 from .e2b.control_routes import control_routes
 from .e2b.sandbox_access import SandboxAccess
 from .e2b.sandboxes import SandboxRegistry
@@ -23,7 +24,6 @@ from .e2b.wire_errors import (
     fault_of,
     on_api_error,
     on_not_found,
-    on_rpc_error,
 )
 from .guard import Guard
 from .keys import ClientKeys

@@ -52,6 +52,16 @@ class Answer:
         return list(messages(self.body))
 
     @property
+    def error(self) -> Any:
+        """Why the call has failed: the error in the end of a stream, or the body of another
+        answer, whose status is not 200 then."""
+        if self.headers["content-type"] == "application/connect+json":
+            assert self.status == 200, "a stream tells its error itself"
+            return self.messages[-1]["error"]
+        assert self.status != 200
+        return self.json
+
+    @property
     def events(self) -> list[Any]:
         """The events of a process, without keepalives."""
         return [each["event"] for each in self.messages

@@ -12,6 +12,8 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
+from fastapi import Request, Response
+
 from .wire_errors import RpcError
 
 MESSAGE_MAX = 8 << 20  # bytes of one envelope that a client may send
@@ -30,6 +32,30 @@ def envelope(message: Mapping[str, Any]) -> bytes:
 def last_envelope(error: RpcError | None = None) -> bytes:
     """Returns the envelope that ends a stream; it holds the error if the stream has failed."""
     return _framed(_LAST, {} if error is None else {"error": error.told()})
+
+
+def error_answer(error: RpcError, headers: Mapping[str, str]) -> Response:
+    """Returns the answer to a call that has failed. If the call's answer is a stream, the protocol
+    has the error in the last envelope: some clients read only the status of another answer.
+
+    Args:
+        error: why the call has failed.
+        headers: the request's headers.
+    """
+    if streams(headers):
+        return Response(last_envelope(error), media_type=STREAM_JSON)
+    return error.response()
+
+
+def streams(headers: Mapping[str, str]) -> bool:
+    """Whether a request is a call that is answered by a stream."""
+    return headers.get("content-type", "").partition(";")[0].strip() == STREAM_JSON
+
+
+async def on_rpc_error(request: Request, error: Exception) -> Response:
+    """Answers a call that has raised an RpcError."""
+    assert isinstance(error, RpcError)
+    return error_answer(error, request.headers)
 
 
 def _framed(flags: int, message: Mapping[str, Any]) -> bytes:

@@ -16,14 +16,17 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.routing import APIRoute
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .connect_protocol import (
     STREAM_JSON,
     envelope,
+    error_answer,
     last_envelope,
     read_envelopes,
     read_object,
+    streams,
     timeout_s,
 )
 from .running_command import CommandConfig, EventListener, SandboxProcess
@@ -146,7 +149,7 @@ def direct(app: ASGIApp) -> ASGIApp:
         try:
             answer = await endpoint(Request(scope, receive, send))
         except RpcError as error:
-            answer = error.response()
+            answer = error_answer(error, Headers(scope=scope))
         await answer(scope, receive, send)
 
     return serve
@@ -157,7 +160,7 @@ def direct(app: ASGIApp) -> ASGIApp:
 
 async def _stream_message(request: Request) -> dict[str, Any]:
     """Returns the only message that a client sends in a call whose answer is a stream."""
-    if request.headers.get("content-type", "").partition(";")[0].strip() != STREAM_JSON:
+    if not streams(request.headers):
         raise RpcError("invalid_argument", f"Content-Type: send {STREAM_JSON}")
     messages = read_envelopes(await request.body())
     if len(messages) != 1:

@@ -105,12 +105,6 @@ async def on_not_found(request: Request, error: Exception) -> Response:
     return ApiError(404, "there is nothing at this address").response()
 
 
-async def on_rpc_error(request: Request, error: Exception) -> JSONResponse:
-    """Answers a call that has raised an RpcError."""
-    assert isinstance(error, RpcError)
-    return error.response()
-
-
 # errors of files that are due to the path: a device, a circle of links, a name
 _OF_PATHS = {"EINVAL", "ELOOP", "ENAMETOOLONG", "EILSEQ"}
 _CODES: tuple[tuple[type[Exception], str], ...] = (

@@ -98,8 +98,7 @@ def test_commands_give_output_and_exit_codes(answers: dict[str, list[Answer]]) -
     assert failed.output() == b"before\n" and failed.exit_code == 3
     assert answers["run-cwd"][0].output() == b"/tmp\n"
     (no_cwd,) = answers["run-no-cwd"]
-    assert no_cwd.status == 400 and no_cwd.json == {
-        "code": "invalid_argument", "message": "cwd '/nowhere' does not exist"}
+    assert no_cwd.error == {"code": "invalid_argument", "message": "cwd '/nowhere' does not exist"}
     (late,) = answers["run-timeout"]
     assert late.exit_code is None and late.messages[-1]["error"]["code"] == "deadline_exceeded"
     assert answers["run-streams"][0].output() == b"1\n2\n"
