@@ -52,7 +52,7 @@ def serve_direct_calls(addresses: Sequence[str], key: bytes, job: str, idle_s: f
         How many calls have begun; or why the client could not be reached.
     """
     try:
-        connection = dial(addresses, key, job)
+        connection = dial(addresses, key, job, "the node cannot connect to the client's process")
     except (BrokerUnreachable, AccessError) as error:
         return DirectReturn(unreachable=str(error))
     with closing(connection):

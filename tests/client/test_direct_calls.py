@@ -666,6 +666,8 @@ def test_where_the_node_cannot_connect_calls_go_through_the_broker(
             assert direct.via == "broker" and direct.reason
         said = [r.message for r in caplog.records if "through the broker" in r.message]
         assert len(said) == 1 and direct.reason in said[0]
+        if addresses:  # the broker is not to blame, and answers
+            assert "the node cannot connect to the client's process (unix:" in said[0], said
         client.close()
         names = [row["name"] for row in rows(c)]
         assert names == ["steps"] * (5 + bool(addresses)), "one more that could not connect"

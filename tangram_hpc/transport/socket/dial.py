@@ -24,7 +24,8 @@ from .socket_connection import SocketConnection
 from .tcp_options import HANDSHAKE_S, tune
 
 
-def dial(addresses: Sequence[str], key: bytes, job: str) -> SocketConnection:
+def dial(addresses: Sequence[str], key: bytes, job: str, nobody: str = "no broker answers"
+         ) -> SocketConnection:
     """Returns an authenticated, blocking connection to the first address that answers.
 
     Args:
@@ -32,6 +33,7 @@ def dial(addresses: Sequence[str], key: bytes, job: str) -> SocketConnection:
             which they are tried.
         key: The job's secret.
         job: The job's name, which is part of the proof.
+        nobody: What the error says where no address answers.
 
     Raises:
         AccessError: A broker answers but does not accept the key, or is another job's.
@@ -60,10 +62,9 @@ def dial(addresses: Sequence[str], key: bytes, job: str) -> SocketConnection:
             continue
         tune(sock)
         return connection
-    nobody = BrokerUnreachable(f"job {job}: no broker answers "
-                               f"({'; '.join(problems) or 'no address'})")
-    nobody.refused = refused
-    raise nobody
+    unanswered = BrokerUnreachable(f"job {job}: {nobody} ({'; '.join(problems) or 'no address'})")
+    unanswered.refused = refused
+    raise unanswered
 
 
 def through(address: str, known: Sequence[str]) -> str:
