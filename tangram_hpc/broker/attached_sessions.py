@@ -3,7 +3,8 @@
 Whether a client may attach is decided by `scheduler/policy/sharing.py`; this part of the driver
 turns the messages into events and answers them. It also keeps, in memory alone, what the opener of
 a shared session tells clients that attach (`payload.SessionContext`), and passes that on unread. To
-a broker that is started again, the opener tells it again.
+a broker that is started again, the opener tells it again. It remembers in the same way why the last
+sessions have ended, for clients whose connection was broken at that moment.
 
 Invariant: a token is neither recorded nor written into any text.
 """
@@ -19,6 +20,8 @@ from ..protocol import message as ms
 from ..protocol.frame import Buffer
 from ..scheduler.policy.sharing import attach_decision, may_close, may_use
 from ..scheduler.state.ledger import Attachment, Ledger, SessionEntry
+
+_ENDS_MAX = 4096  # of so many sessions the broker remembers why they have ended
 
 
 class AttachedSessions:
@@ -37,6 +40,7 @@ class AttachedSessions:
         self._ledger, self._now = ledger, now
         self._record_event, self._send_to_client = record_event, send_to_client
         self._contexts: dict[int, Buffer] = {}  # by session: what attached clients are told
+        self._ends: dict[int, ms.SessionDown] = {}  # by session: why the last ones have ended
 
     def opened(self, session: int, context: Buffer | None) -> None:
         """Keeps what clients that attach to a new session are told."""
@@ -48,7 +52,7 @@ class AttachedSessions:
         decision = attach_decision(self._ledger, asked.name, asked.token, asked.hold)
         session = decision.session
         if asked.session and (session is None or session.spec.id != asked.session):
-            return self._gone(client, asked.session)
+            return self.send_ended(client, asked.session)
         if session is None:
             return self._send_to_client(client, ms.Rejected(asked.request, decision.why,
                                                             decision.ended))
@@ -104,9 +108,14 @@ class AttachedSessions:
     def send_down(self, end: AnnounceSessionEnd) -> None:
         """Tells the clients of a session that it has ended."""
         self._contexts.pop(end.session, None)
+        message = ms.SessionDown(end.session, end.reason, end.never)
         for client in (client_of(end.session), *end.attached):
-            self._send_to_client(client, ms.SessionDown(end.session, end.reason, end.never))
+            self._send_to_client(client, message)
+        self._ends[end.session] = message
+        if len(self._ends) > _ENDS_MAX:
+            del self._ends[next(iter(self._ends))]
 
-    def _gone(self, client: int, session: int) -> None:
-        gone = f"session {show(session)} was closed while this client was away"
-        self._send_to_client(client, ms.SessionDown(session, gone))
+    def send_ended(self, client: int, session: int) -> None:
+        """Tells a client that asks for a session after a reconnect why that session has ended."""
+        unknown = f"session {show(session)} ended while its client was away"
+        self._send_to_client(client, self._ends.get(session) or ms.SessionDown(session, unknown))

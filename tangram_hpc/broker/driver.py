@@ -518,9 +518,7 @@ class Broker:
             self._attached.send_up(entry, client)  # it may have been lost with the connection
             return
         if again and spec.id <= ledger.clients[client].last_session:
-            gone = f"session {show(spec.id)} was closed while its client was away"
-            self._peers.send_to_client(client, ms.SessionDown(spec.id, gone))
-            return
+            return self._attached.send_ended(client, spec.id)
         spec, why = self._snapshots.filled(spec)
         why = why or refusal_of_session(ledger, self.scheduler.state.placer, spec)
         if client_of(spec.id) != client:
