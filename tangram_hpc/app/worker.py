@@ -240,7 +240,7 @@ def lend(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
             if way != "open":
                 lost.exit_status = WAY_SHUT if way == "shut" else lost.exit_status
                 raise
-            print(f"tangram: {lost}; it can be reached again", file=sys.stderr, flush=True)
+            print(f"tangram: {lost}; the worker joins again", file=sys.stderr, flush=True)
             time.sleep(1)  # a connection that opens and breaks at once must not become a busy loop
 
 
@@ -400,7 +400,9 @@ def _check_end(job: str, driver: WorkerDriver, redial: BrokerRedial, reason: str
     """
     if driver.fenced or redial.given_up:
         way = "open" if driver.fenced else "shut" if redial.shut else ""
-        raise _JoinedAndLost(f"job {job}: the broker is gone ({reason})", way)
+        what = "the broker is gone" if not driver.refusal else (
+            "the broker does not take this worker back")
+        raise _JoinedAndLost(f"job {job}: {what} ({reason})", way)
     if driver.refusal:
         raise AccessError(f"job {job}: the broker refuses this worker: {driver.refusal}")
 
