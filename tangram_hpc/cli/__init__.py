@@ -50,7 +50,7 @@ class _Verb(argparse.ArgumentParser):
     """The parser of one verb.
 
     argparse hands arguments that a verb does not know to the parser of `tangram`. This class
-    reports them with the verb's own usage instead.
+    reports them with the verb's own usage instead, and it leaves no option without its value.
     """
 
     def parse_known_args(self, *given: Any, **named: Any) -> Any:
@@ -59,6 +59,16 @@ class _Verb(argparse.ArgumentParser):
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return args, unknown
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """Takes the `--` of `--delimiter=--` for its value. argparse drops it before Python 3.13,
+        and the option then has an empty list as its value.
+        """
+        if action.option_strings and arg_strings == ["--"]:
+            value = self._get_value(action, "--")
+            self._check_value(action, value)
+            return value
+        return super()._get_values(action, arg_strings)
 
 
 def parser(verbs_wanted: Sequence[str] = VERBS) -> argparse.ArgumentParser:

@@ -154,6 +154,14 @@ def test_separators_and_figures_are_those_of_sacct(home: Path) -> None:
     assert every == set(acct(home, "-l", "-P", "-j", "4711").splitlines()[0].split("|"))
 
 
+def test_two_dashes_are_a_value_behind_an_equals_sign(home: Path) -> None:
+    """argparse drops them before Python 3.13: a traceback, and all rows in place of none."""
+    [row] = acct(home, "-P", "-n", "--delimiter=--", "-j", "4711", "-o", "JobName,State"
+                 ).splitlines()
+    assert row == "early--COMPLETED"
+    assert acct(home, "-P", "-n", "--name=--", "-a") == ""
+
+
 def test_a_damaged_journal_hides_no_other_job(home: Path, tmp_path: Path) -> None:
     here = tmp_path / "jobs"
     subprocess.run(["cp", "-a", str(home / "jobs"), str(here)], check=True)
