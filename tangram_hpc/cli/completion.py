@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 _SHELLS = ("bash", "zsh")
 _FOLDERS = ("FOLDER",)
 _FILES = ("FILE", "OUT", "OUT.svg", "PATH", "WORKLOAD", "SCENARIO", "SCENARIO.toml", "PLAN.json",
-          "STEPS.jsonl")
+          "STEPS.jsonl", "M.toml", "H.toml")
 
 
 def add(verbs: Any) -> None:
@@ -34,10 +35,16 @@ def go(args: argparse.Namespace) -> int:
     for action in _actions(top):
         if action.metavar in _FOLDERS:
             action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]  # shtab reads it
-        elif action.metavar in _FILES:
+        elif _names_a_file(action):
             action.complete = shtab.FILE  # type: ignore[attr-defined]
     print(shtab.complete(top, args.shell))
     return 0
+
+
+def _names_a_file(action: argparse.Action) -> bool:
+    """Whether files complete the argument; those of a command that is run are most often files."""
+    return (action.metavar in _FILES or action.type is Path
+            or action.nargs == argparse.REMAINDER)
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:

@@ -12,7 +12,8 @@ from typing import Any
 def add(verbs: Any) -> None:
     """Adds this verb to the command line."""
     p = verbs.add_parser("gateway", help="forward the MPI ranks' messages to the broker (one rank)")
-    p.add_argument("--access", help="access file (default: TANGRAM_ACCESS, else the job's file)")
+    p.add_argument("--access", metavar="FILE",
+                   help="access file (default: TANGRAM_ACCESS, else the job's file)")
     p.set_defaults(go=go)
 
 

@@ -49,7 +49,7 @@ def add(verbs: Any) -> None:
                          help="fetch it for this platform too, such as linux/arm64")
     build = subs.add_parser("build", help="build an image by buildah or podman, and import it")
     build.add_argument("context", metavar="FOLDER", help="the folder with the Dockerfile")
-    build.add_argument("-f", "--file", default="", help="another Dockerfile")
+    build.add_argument("-f", "--file", default="", metavar="FILE", help="another Dockerfile")
     build.add_argument("--name", required=True, metavar="NAME", help="a name for sessions to use")
     for each in subs.choices.values():
         each.add_argument("--store", default="", metavar="FOLDER",

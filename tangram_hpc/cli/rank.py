@@ -41,7 +41,7 @@ def add(verbs: Any) -> None:
     p.add_argument("-j", "--job", type=ids.job,
                    help="job id of the broker (default: TANGRAM_ACCESS, TANGRAM_JOB or the current "
                         "Slurm job)")
-    p.add_argument("--access", help="access file (default: the job's file)")
+    p.add_argument("--access", metavar="FILE", help="access file (default: the job's file)")
     p.add_argument("--launcher", choices=("none", "torchrun", "ray"), default="none",
                    help="run COMMAND by torchrun (one rank for each GPU), or on a Ray cluster of "
                         "all nodes, which ends with COMMAND; the job step needs one task a node "

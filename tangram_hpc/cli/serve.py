@@ -23,7 +23,8 @@ def add(verbs: Any) -> None:
     kinds = p.add_subparsers(dest="kind", metavar="KIND", required=True)
     h = kinds.add_parser("http", help="run_code and reward URLs; prints one JSON line with url and "
                                       "key")
-    h.add_argument("--access", help="access file (default: TANGRAM_ACCESS, else the job's file)")
+    h.add_argument("--access", metavar="FILE",
+                   help="access file (default: TANGRAM_ACCESS, else the job's file)")
     h.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     h.add_argument("--port", type=int, default=0, help="port to listen on (default: any free one)")
     h.add_argument("--unix", default="", metavar="PATH", help="listen on a Unix socket instead")

@@ -16,8 +16,9 @@ def add(verbs: Any) -> None:
     p = verbs.add_parser("worker", help="lend this node to the broker (srun starts one per node)")
     p.add_argument("-j", "--job", type=ids.job,
                    help="job id (default: TANGRAM_ACCESS, TANGRAM_JOB or the current Slurm job)")
-    p.add_argument("--access", help="access file of workers, or access.json beside it (default: "
-                                    "TANGRAM_ACCESS, else the job's file)")
+    p.add_argument("--access", metavar="FILE",
+                   help="access file of workers, or access.json beside it (default: "
+                        "TANGRAM_ACCESS, else the job's file)")
     p.add_argument("--component", default="",
                    help="name of this node's component or partition (default: none)")
     p.add_argument("--het-group", type=int, default=-1, metavar="N",

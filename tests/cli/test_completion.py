@@ -36,6 +36,10 @@ def scripts() -> dict[str, str]:
     (["completion", ""], {"bash", "zsh"}),
     (["--config", "settings."], {"settings.toml"}),
     (["journal", "rep"], {"repair"}),
+    (["sim", "coding-200", "--cluster", "settings."], {"settings.toml"}),
+    (["template", "check", "settings."], {"settings.toml"}),
+    (["worker", "--access", "settings."], {"settings.toml"}),
+    (["run", "-j", "1", "--", "cat", "settings."], {"settings.toml"}),
 ])
 def test_tab_completes(scripts: dict[str, str], tmp_path: Path, words: list[str],
                        found: set[str]) -> None:
@@ -43,6 +47,11 @@ def test_tab_completes(scripts: dict[str, str], tmp_path: Path, words: list[str]
     told = subprocess.run(["bash", "-c", TAB, "bash", scripts["bash"], *words], cwd=tmp_path,
                           capture_output=True, text=True, check=True).stdout
     assert set(told.split()) == found
+
+
+def test_zsh_completes_files_too(scripts: dict[str, str]) -> None:
+    assert '"--cluster[cluster file (JSON)]:cluster:_files"' in scripts["zsh"]
+    assert ':-- COMMAND ...:_files"' in scripts["zsh"]
 
 
 def test_zsh_can_read_its_script(scripts: dict[str, str], tmp_path: Path) -> None:
