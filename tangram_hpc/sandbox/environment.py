@@ -20,6 +20,15 @@ CPUS_FILE = "TANGRAM_CPUS_FILE"
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
+def beyond_locale(error: UnicodeEncodeError) -> str:
+    """Says why a text cannot be handed to the kernel, in whose calls Python uses the locale's
+    encoding, and what to do about it.
+    """
+    letter = error.object[error.start]
+    return (f"the worker's locale, whose encoding is {error.encoding}, has no {letter!a}; start "
+            "the worker with a locale of UTF-8, such as LC_ALL=C.UTF-8, and without PYTHONUTF8=0")
+
+
 def for_child_processes(environ: Mapping[str, str]) -> dict[str, str]:
     """The part of a worker's environment that its fork server, runners and service processes get.
     """

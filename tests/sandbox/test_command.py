@@ -1,12 +1,14 @@
 """What an init keeps from one command to the next is no command's to change: environments by grant,
-and the signals that a program expects.
+and the signals that a program expects. Names that the worker's locale has not are refused.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -59,3 +61,34 @@ def test_a_grants_environment_is_built_once_and_a_commands_variables_stay_its_ow
     for units in range(1, 1000):  # a session that lives long and is resized often
         assert grants.plain(units, units, "")["TANGRAM_CPUS"] == str(units)
     assert len(grants._made) < 100
+
+
+# what a client hears of a name that the locale has not, from a command and of a file
+_BEYOND = """
+import sys
+from tangram_hpc.protocol.payload import FileCall
+from tangram_hpc.sandbox.files import confine, file_answers
+from tangram_hpc.sandbox.process import command
+from tangram_hpc.sandbox.process.unstartable import Unstartable
+try:
+    command._start('/bin/echo', ['echo', chr(20013)], {}, (0, 1, 2), '', None)
+except Unstartable as error:
+    print(error)
+for data in (None, b'new'):
+    try:
+        file_answers.answer(sys.argv[1], FileCall(chr(20013), data))
+    except confine.PathRefused as error:
+        print(error.code, ascii(str(error)))
+"""
+
+
+def test_what_the_workers_locale_has_not_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    """A file of such a name ended the sandbox's init."""
+    told = subprocess.run(
+        [sys.executable, "-c", _BEYOND, str(tmp_path)], text=True, capture_output=True, timeout=60,
+        env={**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        check=False)
+    lines = told.stdout.splitlines()
+    assert len(lines) == 3, told.stderr
+    assert all("encoding is ascii" in line and "LC_ALL=C.UTF-8" in line for line in lines)
+    assert [line.split()[0] for line in lines[1:]] == ["EILSEQ", "EILSEQ"]

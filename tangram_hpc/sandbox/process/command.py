@@ -19,7 +19,7 @@ from ...domain.outcome import Outcome
 from ...domain.states import ActionState
 from ...protocol.payload import ExecCall, ExecReturn, encode
 from ...protocol.process_frames import RunAction
-from ..environment import DEFAULT_PATH, Grants
+from ..environment import DEFAULT_PATH, Grants, beyond_locale
 from ..shells.terminal import Terminal
 from .kept_output import KeptOutput
 from .resource_usage import ResourceUsage
@@ -442,6 +442,8 @@ def _start(path: str, argv: list[str], env: dict[str, str], fds: tuple[int, int,
         code = 127 if error.errno == errno.ENOENT else 126
         raise Unstartable(code, f"argv: cannot run {argv[0]!r}: {error.strerror}{_elsewhere(path)}",
                           error.errno == errno.EAGAIN) from None
+    except UnicodeEncodeError as error:
+        raise Unstartable(126, f"argv or env: {beyond_locale(error)}") from None
     except (ValueError, TypeError) as error:
         raise Unstartable(126, f"argv or env: {error}") from None
 
