@@ -594,3 +594,26 @@ def test_a_call_and_a_service_that_are_ordered_twice_run_once() -> None:
         assert [entry[3] for entry in rig.of("call")] == [[5], [6]]
         assert len(rig.of("load")) == 1
     play(scene)
+
+
+@pytest.mark.parametrize("cache_mib", [0, 9])
+def test_a_service_that_is_declared_otherwise_is_served_by_new_copies(cache_mib: int) -> None:
+    """As by a broker that was started again with other settings. The batch that runs goes on."""
+    async def scene(rig: Rig) -> None:
+        rig.declare("a", batch=1)
+        await rig.all(rig.call("a", 0, gpus=(1,)))
+        rig.may_end.clear()
+        running = rig.call("a", 1, gpus=(0,))
+        while len(rig.of("call")) < 2:
+            await rig_turn()
+        rig.declare("a", batch=2)
+        rig.may_end.set()
+        later = [rig.call("a", n, gpus=(n % 2,)) for n in (2, 3)]
+        await rig.all(running, *later)
+        assert [rig.values[n] for n in (running, *later)] == [{"fake": n} for n in (1, 2, 3)]
+        served = {entry[3][0]: rig.copies[entry[1] - 1].spec for entry in rig.of("call")}
+        assert served[0].batch == served[1].batch == 1
+        assert served[2].batch == served[3].batch == 2
+        old = [copy for copy in rig.copies if copy.spec.batch == 1]
+        assert old and {copy.state for copy in old} == {"closed"}
+    play(scene, cache_mib=cache_mib)

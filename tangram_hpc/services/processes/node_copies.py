@@ -70,11 +70,23 @@ class NodeCopies:
         At most `LOADS` copies are loading at a time, first come first served; those of servers that
         somebody else runs do not count. A service asks for its second copy only after its first is
         loaded, so services that are prepared together get their first copies first.
+
+        A known service may come with other options, from a broker that was started again with other
+        settings. Its copies are then outdated: they run no further batch, and are closed when a
+        call next needs a copy.
         """
-        if spec.name not in self._specs:
-            self._specs[spec.name], self._preload[spec.name] = spec, copies
+        old = self._specs.get(spec.name)
+        if old is not None and (old.backend, old.options) == (spec.backend, spec.options):
+            return
+        self._specs[spec.name], self._preload[spec.name] = spec, copies
+        if old is None:
             self._copies[spec.name], self._waiting[spec.name] = [], []
             self._load_another(spec.name)
+            return
+        for copy in self._copies[spec.name]:
+            copy.outdated = True
+        self._refused.pop(spec.name, None)
+        self._no_more.discard(spec.name)
 
     def spec(self, service: str) -> ServiceSpec | None:
         """Returns the service of this name, or None if it was not prepared."""
@@ -164,7 +176,7 @@ class NodeCopies:
     def _resident(self, service: str, block: Block) -> ServiceCopy | None:
         for copy in self._copies.get(service, ()):
             yields = copy.yield_due and self._waiting[service]
-            if copy.block == block and not copy.dead and not yields:
+            if copy.block == block and not (copy.dead or copy.outdated or yields):
                 return copy
         return None
 
@@ -284,20 +296,23 @@ class NodeCopies:
 
     async def _unused(self, service: str, block: Block) -> ServiceCopy | None:
         free = [c for c in self._copies[service] if not c.claimed and not c.dead]
-        # parked copies before resident ones, and a copy that is kept elsewhere last among them
-        for copy in sorted(free, key=lambda c: (c.block, c.kept != block, c.kept)):
-            if not copy.block:
-                copy.claimed = True
-                return copy
+        # outdated copies first, as they only make room; then parked copies before resident ones,
+        # and a copy that is kept elsewhere last among them
+        for copy in sorted(free, key=lambda c: (not c.outdated, c.block, c.kept != block, c.kept)):
             there = copy.block
-            if self._occupancy.try_take(there):
+            if there:
+                if not self._occupancy.try_take(there):
+                    continue
                 copy.claimed = True
                 try:
                     await self._park(copy)
                 finally:
                     self._occupancy.give(there)
-                if not copy.dead:
-                    return copy
+            copy.claimed = True
+            if copy.outdated:
+                await self._remove(copy)
+            if not copy.dead:
+                return copy
         return None
 
     def _changed(self) -> None:
@@ -340,7 +355,8 @@ class NodeCopies:
     async def _loaded(self, service: str) -> ServiceCopy:
         for attempt in range(1, DEATHS + 1):
             self._numbers += 1
-            backend = self._make(self._specs[service], self._numbers)
+            spec = self._specs[service]
+            backend = self._make(spec, self._numbers)
             try:
                 async with self._loads if backend.loads_here else nullcontext():
                     mib = await backend.load()
@@ -356,7 +372,7 @@ class NodeCopies:
                 with suppress(ServiceDied):
                     await backend.close()
                 raise
-            return ServiceCopy(service, backend, mib)
+            return ServiceCopy(service, backend, mib, outdated=self._specs[service] is not spec)
         raise AssertionError("unreachable")
 
     async def _remove(self, copy: ServiceCopy) -> None:

@@ -20,6 +20,7 @@ class ServiceCopy:
         block: the GPUs on which the copy is resident; () while it is parked.
         kept: the GPU whose memory still holds the weights of this parked copy; () for none.
         dead: whether the copy has died or was closed; such a copy is in no list any more.
+        outdated: whether the service was declared otherwise since the copy was made.
         claimed: whether a caller was given this copy and is about to wake it.
         yield_due: whether the copy has been resident for its minimum residency while other blocks
             wait for it; the next caller that wants it on its present block must then queue too.
@@ -35,6 +36,7 @@ class ServiceCopy:
     block: Block = ()
     kept: Block = ()
     dead: bool = False
+    outdated: bool = False
     claimed: bool = False
     yield_due: bool = False
     since: int = 0
