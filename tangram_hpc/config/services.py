@@ -63,7 +63,8 @@ class TorchService(Service):
         "causal", description="causal: logprobs and generate; classifier: score")
     dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
     max_len: int = Field(4096, ge=1, description="longest sequence in tokens")
-    load_s: float = Field(300.0, gt=0, description="seconds that loading may take")
+    load_s: float = Field(300.0, gt=0, description="seconds that loading may take, and each move "
+                                                   "to or from a GPU")
     fresh: str = Field("", description="folder in which newer weights are published while the "
                                        "model is served; each batch runs on the newest")
     threads: int = Field(0, ge=0, le=1024, description="number of CPU threads; 0: the device's "

@@ -376,6 +376,35 @@ def test_what_a_runner_writes_is_bounded_and_its_end_is_quoted(
     asyncio.run(life())
 
 
+@pytest.mark.parametrize("order", ["wake", "stand_by", "park"])
+def test_a_move_that_never_ends_ends_the_runner_after_load_s(
+        scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str) -> None:
+    """As on a GPU or a file system that does not answer; all calls on its block would wait."""
+    (tmp_path / "stuck_runner.py").write_text(
+        "import socket, sys, time\n"
+        "from tangram_hpc.protocol import service_frames as frames\n"
+        "here = socket.socket(fileno=int(sys.argv[1]))\n"
+        "here.recv(1)\n"
+        "here.sendall(frames.frame(frames.Loaded(1)))\n"
+        "time.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(process, "RUNNER", "stuck_runner")
+    place = ServicePlace((0,), "cpu", str(scratch))
+
+    async def life() -> None:
+        load = frames.LoadModel("/m", "causal", "float32", 9, "cpu", 1, "")
+        copy = ProcessBackend(load, place, 60.0)
+        with nothing_left(scratch):
+            await copy.load()
+            copy._load_s = 0.05
+            moves = {"wake": lambda: copy.wake((0,)), "stand_by": copy.stand_by, "park": copy.park}
+            with pytest.raises(ServiceDied) as told:
+                await asyncio.wait_for(moves[order](), 30)
+        assert str(told.value) == "its runner had not moved its weights after 0.05 s (load_s)"
+
+    asyncio.run(life())
+
+
 @pytest.mark.parametrize("end", ["os._exit(3)", "os.close(int(sys.argv[1]))"])
 def test_what_a_runner_has_started_ends_with_it(
         scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:

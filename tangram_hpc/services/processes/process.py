@@ -35,6 +35,7 @@ from ...ports import (
 from ...protocol import service_frames as frames
 from ...sandbox import environment
 from ...start_module import module_command
+from .limited_wait import within
 
 RUNNER = "tangram_hpc.services.torch.torch_runner"
 _CLOSE_S = 10.0  # seconds that the runner may take to exit after the order; then it is killed
@@ -56,7 +57,7 @@ class ProcessBackend:
     Args:
         load: The first order to the runner.
         place: Where the copy runs; its scratch folder is made, and removed with all that is in it.
-        load_s: How long loading may take, seconds.
+        load_s: How long loading may take, and each move to or from a GPU, seconds.
 
     Attributes:
         shares_gpu: See `ports.ServiceBackend`.
@@ -87,17 +88,13 @@ class ProcessBackend:
         """Starts the runner and loads the model; see `ports.ServiceBackend.load`.
 
         Raises:
-            ServiceDied: The runner ended, or has not loaded the model after `load_s` seconds.
+            ServiceDied: The runner ended, or had not loaded the model after `load_s` seconds.
         """
         if self._ended:
             raise ServiceDied(self._ended)
         await self._start()
         try:
-            done = await asyncio.wait_for(self._request(self._load, frames.Loaded), self._load_s)
-        except asyncio.TimeoutError:
-            await self.close()
-            raise ServiceDied(f"its runner had not loaded the model after {self._load_s:g} s "
-                              "(load_s)") from None
+            done = await self._within(self._load, frames.Loaded, "loaded the model")
         except ServiceRefused:
             await self.close()
             raise
@@ -105,7 +102,7 @@ class ProcessBackend:
 
     async def wake(self, gpus: tuple[int, ...]) -> None:
         """Moves the weights to the first GPU of the block; see `ports.ServiceBackend.wake`."""
-        await self._request(frames.Wake(self._place.gpus.index(gpus[0])), frames.CopyMoved)
+        await self._move(frames.Wake(self._place.gpus.index(gpus[0])))
 
     async def call(self, requests: Sequence[ServiceRequest]) -> list[ServiceReply]:
         """Sends a batch to the runner; see `ports.ServiceBackend.call`."""
@@ -118,11 +115,11 @@ class ProcessBackend:
 
     async def stand_by(self) -> None:
         """Frees all of the device's memory but the weights; see `ports.ServiceBackend.stand_by`."""
-        await self._request(frames.StandBy(), frames.CopyMoved)
+        await self._move(frames.StandBy())
 
     async def park(self) -> None:
         """Moves the weights back to host memory; see `ports.ServiceBackend.park`."""
-        await self._request(frames.Park(), frames.CopyMoved)
+        await self._move(frames.Park())
 
     def kill(self) -> None:
         """Sends SIGKILL to the runner; `close` waits for its end. See `ports.ServiceBackend.kill`.
@@ -171,6 +168,17 @@ class ProcessBackend:
             there.close()
         reader, self._writer = await asyncio.open_connection(sock=here)
         self._watch = asyncio.get_running_loop().create_task(self._read(reader))
+
+    async def _move(self, order: frames.ServiceFrame) -> None:
+        await self._within(order, frames.CopyMoved, "moved its weights")
+
+    async def _within(self, order: frames.ServiceFrame, kind: type[_Answer], done: str) -> _Answer:
+        """Returns the answer to an order that may take `load_s` seconds."""
+        try:
+            return await within(self._request(order, kind), self._load_s, self.kill)
+        except TimeoutError:
+            raise ServiceDied(f"its runner had not {done} after {self._load_s:g} s (load_s)"
+                              ) from None
 
     async def _request(self, order: frames.ServiceFrame, kind: type[_Answer]) -> _Answer:
         if self._ending and self._watch is not None:

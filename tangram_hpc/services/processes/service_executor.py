@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,12 +47,12 @@ from ...protocol.payload import (
 from ...resources.gpu.gpu_meter import GpuMeter
 from ...unawaited import raise_failure
 from .gpu_occupancy import Block
+from .limited_wait import within
 from .node_copies import Make, NodeCopies
 from .service_copy import ServiceCopy
 
 DEATHS_MAX = 3  # copies that may die under one call
 DIED = "its service copy died"
-_WAIT_S = 1.0  # a batch with a longer time limit is awaited in parts of this length
 
 
 class TookTooLong(ServiceDied):
@@ -299,8 +299,8 @@ class ServiceExecutor:
             call.begin(began, len(batch))
         limit = min((c.timeout_s for c in batch if c.timeout_s is not None), default=None)
         try:
-            replies = await _within(copy.backend.call([c.request for c in batch]), limit,
-                                    copy.backend.kill)
+            replies = await within(copy.backend.call([c.request for c in batch]), limit,
+                                   copy.backend.kill)
         except OutOfDeviceMemory as error:
             if await self._copies.drop_kept(copy.block):
                 return await self._call(copy, batch)
@@ -413,30 +413,3 @@ def _batch(calls: deque[PendingCall], options: Service) -> list[PendingCall]:
 
 def _alone(call: PendingCall) -> bool:
     return call.deaths >= DEATHS_MAX - 1
-
-
-async def _within(work: Awaitable[list[ServiceReply]], limit_s: float | None,
-                  kill: Callable[[], None]) -> list[ServiceReply]:
-    """Awaits a batch; after `limit_s` seconds kills the copy, and raises TimeoutError when it has
-    ended.
-    """
-    task = asyncio.ensure_future(work)
-    try:
-        left_s = limit_s
-        while True:
-            # each wait counts as planned: time in which the job was suspended does not count
-            wait_s = None if left_s is None else min(left_s, _WAIT_S)
-            done, _ = await asyncio.wait([task], timeout=wait_s)
-            if done or left_s is None or left_s <= _WAIT_S:
-                break
-            left_s -= _WAIT_S
-    except asyncio.CancelledError:
-        task.cancel()
-        raise
-    if done:
-        return task.result()
-    kill()
-    await asyncio.wait([task])
-    if task.cancelled() or task.exception() is not None:
-        raise TimeoutError
-    return task.result()  # the batch was done at the same moment
