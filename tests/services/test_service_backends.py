@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -522,6 +523,37 @@ class TestRunner:
             own, shared = _mapped(copy.pid, model)
             assert own == 0 and shared > 0.9 * weights
             await copy.close()
+
+        with nothing_left(scratch):
+            asyncio.run(life())
+
+
+    def test_weights_whose_file_is_written_over_are_not_served(
+            self, home: Path, scratch: Path, tmp_path: Path) -> None:
+        """The next copy loads what is there then, as a whole."""
+        adapter = Torch("classifier")
+        model = tmp_path / "model"
+        shutil.copytree(tiny(home, "classifier"), model)
+
+        async def answers(copy: ServiceBackend) -> list[Any]:
+            await copy.wake((0,))
+            return [value(reply) for reply in await copy.call(adapter.good)]
+
+        async def life() -> None:
+            parked = _torch(scratch, model=str(model), task="classifier")
+            await parked.load()
+            file = model / "model.safetensors"
+            newer = tiny(tmp_path, "classifier", seed=9) / file.name
+            with file.open("r+b") as old:
+                old.write(newer.read_bytes())
+            with pytest.raises(ServiceDied, match=rf"{file.name} was changed after it was loaded"):
+                await parked.wake((0,))
+            other = _torch(scratch, model=str(model), task="classifier")
+            await other.load()
+            shutil.copy(file, model / "another")
+            os.replace(model / "another", file)  # what is mapped stays as it was
+            assert await answers(other)
+            await other.close()
 
         with nothing_left(scratch):
             asyncio.run(life())

@@ -4,7 +4,8 @@ The host keeps one copy of each parameter and buffer. Tensors that the model's s
 hold exactly as they are used (same name, dtype, shape and values) are mapped and not read: all
 copies and variants of a model on one node share those pages of the page cache. A node that runs
 short of memory may drop such pages and read them again later. Everything else (converted weights,
-computed buffers) is one private buffer.
+computed buffers) is one private buffer. A file that is written over changes the parked weights, in
+part at first, so a model is not served with them: its move to a device fails.
 
 On the device all weights are one allocation, which few large copies fill, because tensors that are
 neighbours in a file are neighbours on the device too. With CUDA the host's buffers are page-locked,
@@ -20,6 +21,7 @@ from __future__ import annotations
 import ctypes
 import json
 import mmap
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -61,6 +63,33 @@ class _Spot:
     at: int
 
 
+class _MappedFile:
+    """A file that is mapped for reading; all processes that map it share its pages.
+
+    Attributes:
+        buffer: The bytes of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._file = path, path.open("rb")
+        self._written = self._state()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch warns of memory that is only read
+            self.buffer = torch.frombuffer(
+                mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ), dtype=torch.uint8)
+
+    def check(self) -> None:
+        """Raises RuntimeError if the file was written over. One that was replaced or removed stays
+        as it was for those that have it open.
+        """
+        if self._state() != self._written:
+            raise RuntimeError(f"model: {self._path} was changed after it was loaded")
+
+    def _state(self) -> tuple[int, int]:
+        state = os.fstat(self._file.fileno())
+        return state.st_size, state.st_mtime_ns
+
+
 class Weights:
     """The weights of a module that was loaded onto the host; they are parked at first.
 
@@ -83,6 +112,7 @@ class Weights:
             torch.zeros(1, device=device)  # makes CUDA create its context now
         self._runs: list[_Run] = []
         self._spots: list[_Spot] = []
+        self._files: list[_MappedFile] = []
         self._flat: torch.Tensor | None = None
         self.bytes = 0
         named = _named(module)
@@ -107,6 +137,7 @@ class Weights:
 
         Raises:
             torch.OutOfMemoryError: They do not fit; they are parked as before.
+            RuntimeError: A mapped file was written over since it was loaded.
         """
         assert not self.awake, "they are on the device"
         self._device = device
@@ -118,6 +149,8 @@ class Weights:
             spot.tensor.data = buffer.view(spot.host.dtype).view(spot.host.shape)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+        for file in self._files:
+            file.check()
         self._flat = flat
 
     def park(self) -> None:
@@ -151,12 +184,14 @@ class Weights:
 
     def _map(self, path: Path, named: dict[str, torch.Tensor]) -> None:
         """Maps a file, and removes from `named` the tensors that it holds in the form in use."""
-        buffer = _map_file(path)
+        file = _MappedFile(path)
+        buffer = file.buffer
         found = [(name, start, stop) for name, start, stop in _entries(buffer)
                  if name in named and _holds(buffer[start:stop], start, named[name])]
         if not found or (self._device.type == "cuda"
                          and not _lock(buffer, _PORTABLE | _READ_ONLY)):
             return
+        self._files.append(file)
         begin, end = -1, -1  # offsets of the current run in the file
         for name, start, stop in found:
             tensor = named.pop(name)
@@ -227,14 +262,6 @@ def _holds(data: torch.Tensor, start: int, tensor: torch.Tensor) -> bool:
     """
     return (len(data) == tensor.nbytes and start % tensor.itemsize == 0
             and bool(torch.equal(data.view(tensor.dtype).view(tensor.shape), tensor)))
-
-
-def _map_file(path: Path) -> torch.Tensor:
-    """Maps a file for reading; all processes that map it share its pages."""
-    with path.open("rb") as file, warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # torch warns of memory that is only read
-        return torch.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ),
-                                dtype=torch.uint8)
 
 
 def _lock(buffer: torch.Tensor, flags: int) -> bool:
