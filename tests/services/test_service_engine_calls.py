@@ -356,6 +356,29 @@ def test_an_invalid_engine_host_raises_ServiceDied() -> None:
     run(life)
 
 
+@pytest.mark.parametrize(("answer", "why"), [
+    (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{\"rep\r\n", "incomplete chunked"),
+    (b"\0\0\x12\4\0\0\0\0\0", "illegal"),  # HTTP/2 alone
+    (b"", "disconnected")])
+def test_a_server_that_breaks_off_is_not_called_out_of_reach(answer: bytes, why: str) -> None:
+    """Who reads of a server that cannot be reached searches its network."""
+    async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    async def life() -> None:
+        async with await asyncio.start_server(break_off, "127.0.0.1") as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            web = Web(url, "", 10)
+            with pytest.raises(ServiceDied, match=f"^{url}/call gave no whole answer: .*{why}"):
+                await web.post("/call")
+            await web.close()
+
+    run(life)
+
+
 def test_plain_http_without_wake_and_park_paths_sends_only_calls() -> None:
     with engine_factory("http", wake_path="", park_path="", health_path="") as (backend, control):
         async def life() -> None:

@@ -120,7 +120,7 @@ def test_an_engine_that_died_in_a_call_serves_again_after_its_restart(kind: str)
             await backend.load()
             await backend.wake((0,))
             control.fail("call", "die")
-            with pytest.raises(ServiceDied, match="cannot be reached"):
+            with pytest.raises(ServiceDied, match="gave no whole answer"):
                 await backend.call([ask("generate", prompts=["x"])] * 3)
             await backend.close()
             other = anew(kind, control)

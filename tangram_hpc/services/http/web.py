@@ -129,7 +129,8 @@ class Web:
         self._connections = asyncio.Semaphore(CONNECTIONS)
         self._slow = (httpx.TimeoutException, asyncio.TimeoutError)
         self._garbled = httpx.DecodingError
-        self._broken = (httpx.RequestError, httpx.InvalidURL)
+        self._unreached = (httpx.ConnectError, httpx.InvalidURL)
+        self._broken = httpx.RequestError
         self._client = httpx.AsyncClient(
             headers={"Accept-Encoding": "identity",  # unpacking would hold up the worker
                      **({"Authorization": f"Bearer {token}"} if token else {})},
@@ -175,9 +176,10 @@ class Web:
         except self._garbled as error:
             raise UnreadableAnswer(f"{self.where}{path}: its answer cannot be unpacked: "
                                    f"{self._clean(str(error))[:_CUT]}") from None
+        except self._unreached as error:
+            raise ServiceDied(f"{self.where} cannot be reached: {self._words(error)}") from None
         except self._broken as error:
-            why = " ".join(str(error).split()) or type(error).__name__
-            raise ServiceDied(f"{self.where} cannot be reached: {self._clean(why)[:_CUT]}"
+            raise ServiceDied(f"{self.where}{path} gave no whole answer: {self._words(error)}"
                               ) from None
 
     async def _answer(self, method: str, path: str, content: str | None) -> HttpResponse:
@@ -195,6 +197,9 @@ class Web:
         return HttpResponse(answer.status_code, self._clean(body.decode(errors="replace")),
                             int(pause) if re.fullmatch("[0-9]{1,6}", pause) else 0,
                             self._clean(" ".join(to.split())))
+
+    def _words(self, error: Exception) -> str:
+        return self._clean(" ".join(str(error).split()) or type(error).__name__)[:_CUT]
 
     def _clean(self, text: str) -> str:
         return text.replace(self._token, "***") if self._token else text
