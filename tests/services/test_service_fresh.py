@@ -112,3 +112,17 @@ def test_published_weights_are_complete_or_absent(tmp_path: Path) -> None:
     assert torch_fresh.newest(tmp_path / "fresh", 7) is None
     left = sorted(path.name for path in (tmp_path / "fresh").iterdir())
     assert left == ["CURRENT", *(f"weights-{n}.safetensors" for n in (5, 6, 7))]
+
+
+def test_two_earlier_versions_stay_whatever_their_numbers(tmp_path: Path) -> None:
+    """A trainer numbers them by its steps. Where storage is shared, a reader may see an earlier
+    number for some seconds."""
+    import torch
+
+    for step in (10, 20, 30, 40, 45):
+        torch_fresh.publish(tmp_path, step, {"w": torch.full((2,), float(step))})
+    assert {path.name for path in tmp_path.iterdir()} == {
+        torch_fresh.CURRENT, *(f"weights-{n}.safetensors" for n in (30, 40, 45))}
+    (tmp_path / torch_fresh.CURRENT).write_text("40")
+    found = torch_fresh.newest(tmp_path, 30)
+    assert found is not None and found[0] == 40

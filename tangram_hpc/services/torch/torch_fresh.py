@@ -38,9 +38,9 @@ def publish(folder: Path, version: int, weights: Mapping[str, torch.Tensor]) -> 
     pointer = folder / f".{CURRENT}"
     pointer.write_text(str(version))
     os.replace(pointer, folder / CURRENT)
-    for path in folder.glob("weights-*.safetensors"):
-        if int(path.stem.partition("-")[2]) <= version - _KEPT:
-            path.unlink(missing_ok=True)
+    published = sorted(folder.glob("weights-*.safetensors"), key=_version_of)
+    for path in published[:-_KEPT]:
+        path.unlink(missing_ok=True)
 
 
 def newest(folder: Path, than: int) -> tuple[int, dict[str, torch.Tensor]] | None:
@@ -53,6 +53,10 @@ def newest(folder: Path, than: int) -> tuple[int, dict[str, torch.Tensor]] | Non
             if not (folder / CURRENT).exists():
                 return None  # nothing was published yet
     return None
+
+
+def _version_of(path: Path) -> int:
+    return int(path.stem.partition("-")[2])
 
 
 def _path(folder: Path, version: int) -> Path:
