@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -345,7 +346,7 @@ def test_what_a_runner_writes_is_bounded_and_its_end_is_quoted(
         scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Models warn at every call, and a copy may serve for weeks."""
     (tmp_path / "loud_runner.py").write_text(
-        "import os, socket, sys\n"
+        "import os, socket, sys, time\n"
         "from tangram_hpc.protocol import service_frames as frames\n"
         "here = socket.socket(fileno=int(sys.argv[1]))\n"
         "def order():\n"
@@ -357,9 +358,14 @@ def test_what_a_runner_writes_is_bounded_and_its_end_is_quoted(
         "order(); answer(frames.Loaded(1))\n"
         "for _ in range(8):\n"
         "    order(); answer(frames.CopyMoved())\n"
+        "order(); os.write(2, b'x' * (3 << 20)); open('written', 'w')\n"
+        "while not os.path.exists('go'):\n"
+        "    time.sleep(0.005)\n"
+        "answer(frames.CopyMoved())\n"
         "order(); os.write(2, b'TypeError: a list\\n'); os._exit(3)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(process, "RUNNER", "loud_runner")
+    monkeypatch.setattr(process, "_LOG_S", 0.01)
     place = ServicePlace((0,), "cpu", str(scratch))
 
     async def life() -> None:
@@ -370,6 +376,15 @@ def test_what_a_runner_writes_is_bounded_and_its_end_is_quoted(
             for _ in range(8):
                 await copy.park()
                 assert os.stat(f"/proc/{copy.pid}/fd/2").st_size < 2 << 20
+            order = asyncio.ensure_future(copy.park())
+            while not (scratch / "written").exists():
+                await asyncio.sleep(0.005)
+            until = time.monotonic() + 10
+            while os.stat(f"/proc/{copy.pid}/fd/2").st_size > 2 << 20:  # one order writes a lot
+                assert time.monotonic() < until
+                await asyncio.sleep(0.005)
+            (scratch / "go").touch()
+            await order
             with pytest.raises(ServiceDied) as told:
                 await copy.park()
         assert str(told.value) == "its runner exited with status 3: TypeError: a list"

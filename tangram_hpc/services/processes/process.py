@@ -44,6 +44,7 @@ _EXIT_S = 2.0
 _REAP_S = 0.005
 _TAIL = 4096  # last bytes of the runner's output, in which the last line is searched
 _LOG_MAX = 1 << 20  # bytes of that output after which only the last ones are kept
+_LOG_S = 1.0  # seconds after which that is looked at again while an order is carried out
 _PREFIXES = ("CUDA_", "NVIDIA_", "NCCL_", "TORCH_", "PYTORCH_")
 _Answer = TypeVar("_Answer", bound=frames.ServiceFrame)
 
@@ -189,7 +190,9 @@ class ProcessBackend:
         self._waiting = asyncio.get_running_loop().create_future()
         try:
             self._writer.write(frames.frame(order))
-            answer = await self._waiting
+            while not (await asyncio.wait([self._waiting], timeout=_LOG_S))[0]:
+                self._shorten_log()
+            answer = self._waiting.result()
         except asyncio.CancelledError:
             self.kill()
             raise
@@ -251,8 +254,8 @@ class ProcessBackend:
         return os.pread(file, _TAIL, max(0, os.fstat(file).st_size - _TAIL))
 
     def _shorten_log(self) -> None:
-        """Drops a long log but for its end. Models warn at every call, and a copy may serve for
-        weeks.
+        """Drops a long log but for its end. Models warn at every call, some at every token, and a
+        copy may serve for weeks.
         """
         assert self._log is not None
         file = self._log.fileno()
