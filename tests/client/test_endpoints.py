@@ -478,6 +478,23 @@ def test_failures_are_recognised_by_their_type_name() -> None:
     assert understood(ValueError("x")) is None and understood(TimeoutError()) is None
 
 
+def test_no_answer_in_time_is_one_failure_in_every_library() -> None:
+    """With httpx such a call was repeated; with requests and aiohttp it failed."""
+    def named(name: str, *bases: type[Exception]) -> type[Exception]:
+        return type(name, bases or (Exception,), {})
+
+    urllib3 = named("ReadTimeoutError", named("TimeoutError"))
+    aiohttp = named("SocketTimeoutError", named("ServerTimeoutError", TimeoutError))
+    httpx = named("ReadTimeout", named("TimeoutException", named("TransportError")))
+    for error in (httpx("x"), aiohttp("x"), urllib3("x"), named("ReadTimeout", OSError)("x"),
+                  named("ConnectionError", OSError)(urllib3("x"))):
+        failure = understood(error)
+        assert isinstance(failure, Transient) and failure.reached
+    connect = named("ConnectionTimeoutError", named("ServerTimeoutError", TimeoutError))
+    failure = understood(connect("x"))
+    assert isinstance(failure, Transient) and not failure.reached
+
+
 def test_failures_that_a_library_wraps_are_recognised() -> None:
     """urllib, urllib3 and requests say in an exception within theirs how the connection failed."""
     from urllib.error import HTTPError, URLError

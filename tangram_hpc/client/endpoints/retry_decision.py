@@ -20,8 +20,10 @@ _Response = TypeVar("_Response")
 # failures before a request was sent: classes of httpx, aiohttp, requests and urllib3
 _UNREACHED = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout", "ClientConnectorError",
                         "ConnectionTimeoutError", "NewConnectionError", "ConnectTimeoutError"})
-_BROKEN = frozenset({"TransportError", "ServerDisconnectedError", "ClientOSError",
-                     "ClientPayloadError", "ChunkedEncodingError", "ProtocolError"})
+# failures after that: a broken connection, or no answer within the library's own time limit
+_BROKEN = frozenset({"TransportError", "ServerDisconnectedError", "ServerTimeoutError",
+                     "ClientOSError", "ClientPayloadError", "ChunkedEncodingError", "ReadTimeout",
+                     "ReadTimeoutError", "ProtocolError"})
 _WRAPPERS = frozenset({"MaxRetryError"})
 
 
@@ -76,8 +78,9 @@ def understood(error: BaseException) -> Throttled | Transient | None:
 
     Returns:
         Throttled or Transient, if the exception tells whether the call may be repeated: without a
-        connection the call did not reach the endpoint; if the connection broke, it may have. None
-        for any other exception, which is the caller's own.
+        connection the call did not reach the endpoint; if the connection broke, or no answer came
+        within the HTTP library's time limit, it may have. None for any other exception, which is
+        the caller's own.
     """
     if isinstance(error, Throttled | Transient):
         return error
