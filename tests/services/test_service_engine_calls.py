@@ -4,7 +4,11 @@ are computed from the fakes' own tokens."""
 from __future__ import annotations
 
 import asyncio
+import shutil
+import ssl
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -375,6 +379,43 @@ def test_a_server_that_breaks_off_is_not_called_out_of_reach(answer: bytes, why:
             with pytest.raises(ServiceDied, match=f"^{url}/call gave no whole answer: .*{why}"):
                 await web.post("/call")
             await web.close()
+
+    run(life)
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="openssl is not installed")
+def test_a_certificate_that_the_site_has_signed_is_named_by_SSL_CERT_FILE(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+         "-nodes", "-keyout", key, "-out", certificate, "-days", "1", "-subj", "/CN=127.0.0.1",
+         "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+
+    async def well(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
+        await writer.drain()
+        writer.close()
+
+    async def life() -> None:
+        async with await asyncio.start_server(well, "127.0.0.1", ssl=tls) as server:
+            url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+            unknown = Web(url, "", 10)
+            with pytest.raises(ServiceDied, match="CERTIFICATE_VERIFY_FAILED"):
+                await unknown.get("/health")
+            await unknown.close()
+            monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+            web = Web(url, "", 10)
+            assert (await web.get("/health")).text == "ok"
+            await web.close()
+            monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none"))
+            with pytest.raises(ServiceRefused, match="SSL_CERT_FILE"):
+                Web(url, "", 10)
+            await Web("http://127.0.0.1:1", "", 10).close()  # which looks at no certificate
 
     run(life)
 

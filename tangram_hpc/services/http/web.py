@@ -6,8 +6,9 @@ what the engine's answers mean.
 Invariants: no message ever contains the token or the user part of a URL. The text of an answer is
 cut and has no line breaks. However slowly or endlessly an engine answers, a request ends in time
 and keeps no more than `BODY_MAX` bytes. An engine is spoken to directly: no proxy or netrc file of
-the environment is used. No connection is kept between requests, because servers close idle ones
-when they like, and that would look like a server that died.
+the environment is used; the certificates that SSL_CERT_FILE names are. No connection is kept
+between requests, because servers close idle ones when they like, and that would look like a server
+that died.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class Web:
             seconds.
 
     Raises:
-        ServiceRefused: httpx is not installed.
+        ServiceRefused: httpx is not installed, or the certificates cannot be read.
     """
 
     def __init__(self, url: str, token: str, timeout_s: float) -> None:
@@ -131,7 +132,13 @@ class Web:
         self._garbled = httpx.DecodingError
         self._unreached = (httpx.ConnectError, httpx.InvalidURL)
         self._broken = httpx.RequestError
+        try:  # False: without https no certificate is looked at
+            trusted = httpx.create_ssl_context() if parts.scheme == "https" else False
+        except OSError as error:
+            raise ServiceRefused(f"url: {self.where}: the certificates that SSL_CERT_FILE or "
+                                 f"SSL_CERT_DIR names cannot be read: {error}") from None
         self._client = httpx.AsyncClient(
+            verify=trusted,
             headers={"Accept-Encoding": "identity",  # unpacking would hold up the worker
                      **({"Authorization": f"Bearer {token}"} if token else {})},
             timeout=httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s), pool=None),
