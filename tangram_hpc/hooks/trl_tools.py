@@ -182,9 +182,10 @@ def reward_function(score: str | Sequence[str] | Callable[..., Any], *,
         options: other arguments of `Client.submit`, such as `cpus` or `mem`.
 
     Returns:
-        The function. If the session of a rollout was lost, its reward is None, which TRL leaves out
-        of the mean, because a lost session says nothing about the policy. A command that failed or
-        took too long is graded. Any other error is raised.
+        The function. If the session of a rollout was lost, its reward is None, because a lost
+        session says nothing about the policy. TRL leaves a rollout out of the mean only if all its
+        reward functions return None, so make all of them here. A command that failed or took too
+        long is graded. Any other error is raised.
 
     Example:
         GRPOTrainer(..., reward_funcs=[reward_function(["pytest", "-q"], timeout=120)])
@@ -229,6 +230,8 @@ async def _scored(call: _Call, grade: Callable[[ExecResult], float], limits: dic
                 first_files(call.environment.slot.session) as files:
             for each in files:
                 await each
+    if _is_lost(call.environment):  # also for a function that does not need the session
+        return None
     if callable(call.score) and not inspect.iscoroutinefunction(call.score):
         return _number(await _outside(call.score, call.values, limits))
     try:
@@ -242,6 +245,13 @@ async def _scored(call: _Call, grade: Callable[[ExecResult], float], limits: dic
     except (SessionLost, BrokerUnreachable):
         return None  # if no broker comes back, the next reset raises the error
     return _number(grade(result))
+
+
+def _is_lost(environment: object) -> bool:
+    """Returns whether a rollout's session has ended by itself. The environment may close it before
+    the rollout is scored, which says nothing about the rollout."""
+    session = environment.slot.session if isinstance(environment, SandboxEnvironment) else None
+    return session is not None and session.closed.done() and bool(session.closed.result())
 
 
 async def _outside(score: Callable[..., Any], values: dict[str, Any], limits: dict[str, Any]

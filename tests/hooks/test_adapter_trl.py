@@ -216,6 +216,23 @@ def test_rewards_of_functions_and_of_lost_sessions(cluster: LocalCluster) -> Non
     release_environments(trainer.pool)
 
 
+def test_no_function_scores_a_rollout_whose_session_was_lost(cluster: LocalCluster) -> None:
+    """TRL adds a None to the rewards of other functions as 0, like a failed test."""
+    async def one(environment: Any, **row: Any) -> float:
+        return 1.0
+
+    def outside(**row: Any) -> float:
+        return 1.0
+
+    environment = type("Short", (Shell,), {"options": {"idle_s": 0.2}})()
+    environment.reset()
+    assert environment.session.closed.result(60) == "idle for 0.2 s"
+    rewards = [asyncio.run(reward_function(score)(["p"], ["c"], environments=[environment]))
+               for score in (["true"], one, outside)]
+    assert rewards == [[None], [None], [None]]
+    release_environments([environment])
+
+
 def test_a_file_that_cannot_be_written_is_told_equally_in_each_run(cluster: LocalCluster) -> None:
     """A policy would learn the number of an action as noise."""
     told = []
