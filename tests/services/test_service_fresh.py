@@ -126,3 +126,14 @@ def test_two_earlier_versions_stay_whatever_their_numbers(tmp_path: Path) -> Non
     (tmp_path / torch_fresh.CURRENT).write_text("40")
     found = torch_fresh.newest(tmp_path, 30)
     assert found is not None and found[0] == 40
+
+
+def test_a_trainer_that_went_back_to_a_checkpoint_publishes_below_the_versions_it_left(
+        tmp_path: Path) -> None:
+    """They were taken for newer ones, and the version was removed as soon as it was published."""
+    import torch
+
+    for step in (40, 50, 60, 10, 20):
+        torch_fresh.publish(tmp_path, step, {"w": torch.full((2,), float(step))})
+        found = torch_fresh.newest(tmp_path, -1)  # as a copy that is loaded now
+        assert found is not None and found[0] == step and float(found[1]["w"][0]) == step

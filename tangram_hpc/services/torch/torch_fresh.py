@@ -39,7 +39,9 @@ def publish(folder: Path, version: int, weights: Mapping[str, torch.Tensor]) -> 
     pointer.write_text(str(version))
     os.replace(pointer, folder / CURRENT)
     published = sorted(folder.glob("weights-*.safetensors"), key=_version_of)
-    for path in published[:-_KEPT]:
+    # a trainer that went back to a checkpoint has left later ones, which are not this run's
+    so_far = [path for path in published if _version_of(path) <= version]
+    for path in so_far[:-_KEPT]:
         path.unlink(missing_ok=True)
 
 
