@@ -40,7 +40,8 @@ class AttachedSessions:
         self._ledger, self._now = ledger, now
         self._record_event, self._send_to_client = record_event, send_to_client
         self._contexts: dict[int, Buffer] = {}  # by session: what attached clients are told
-        self._ends: dict[int, ms.SessionDown] = {}  # by session: why the last ones have ended
+        # by session: why the last ones have ended, and which clients were told, as others must not
+        self._ends: dict[int, tuple[ms.SessionDown, tuple[int, ...]]] = {}
 
     def opened(self, session: int, context: Buffer | None) -> None:
         """Keeps what clients that attach to a new session are told."""
@@ -109,13 +110,19 @@ class AttachedSessions:
         """Tells the clients of a session that it has ended."""
         self._contexts.pop(end.session, None)
         message = ms.SessionDown(end.session, end.reason, end.never)
-        for client in (client_of(end.session), *end.attached):
+        told = (client_of(end.session), *end.attached)
+        for client in told:
             self._send_to_client(client, message)
-        self._ends[end.session] = message
+        self._ends[end.session] = message, told
         if len(self._ends) > _ENDS_MAX:
             del self._ends[next(iter(self._ends))]
 
     def send_ended(self, client: int, session: int) -> None:
-        """Tells a client that asks for a session after a reconnect why that session has ended."""
-        unknown = f"session {show(session)} ended while its client was away"
-        self._send_to_client(client, self._ends.get(session) or ms.SessionDown(session, unknown))
+        """Tells a client that asks for a session after a reconnect that it has ended, and why if
+        the session was the client's, or it was attached.
+        """
+        message, told = self._ends.get(session, (None, ()))
+        if message is None or client not in told:
+            unknown = f"session {show(session)} ended while its client was away"
+            message = ms.SessionDown(session, unknown)
+        self._send_to_client(client, message)

@@ -23,15 +23,18 @@ import tangram_hpc
 from tangram_hpc import InvalidInput, LocalCluster, SessionHandle, SessionLost
 from tangram_hpc.accounting.fields import as_json
 from tangram_hpc.accounting.record import fold
+from tangram_hpc.broker.attached_sessions import AttachedSessions
 from tangram_hpc.cli import main
 from tangram_hpc.cli.helpers.shared_sessions import shared_line
 from tangram_hpc.client.attachments import Attachments
 from tangram_hpc.client.session_record import SessionRecord
 from tangram_hpc.domain import event as ev
-from tangram_hpc.domain.ids import mint
+from tangram_hpc.domain.decision import AnnounceSessionEnd
+from tangram_hpc.domain.ids import mint, show
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.interrupts import CallersLock
 from tangram_hpc.protocol import message as ms
+from tangram_hpc.scheduler.state.ledger import Ledger
 from tangram_hpc.storage.journal import read_journal
 
 WAIT_S = 30
@@ -443,6 +446,22 @@ def test_an_attachment_whose_caller_gave_up_is_detached() -> None:
     attachments.give_up(1, {})
     assert attachments.answered(ms.Attached(1, spec), None, {}) == [ms.DetachSession(spec.id)]
     assert attachments.settle({}) == []
+
+
+def test_only_the_clients_of_a_session_learn_afterwards_why_it_has_ended() -> None:
+    """Whoever does not know a token learns nothing: ids of sessions are easily guessed."""
+    number, told = mint(1, 1), list[tuple[int, ms.SessionDown]]()
+    broker = AttachedSessions(Ledger(), lambda: 0, lambda _event: None,
+                              lambda client, message: told.append((client, message)))
+    broker.send_down(AnnounceSessionEnd(number, "closed by client 2 (scorer)", attached=(2,)))
+    why = ms.SessionDown(number, "closed by client 2 (scorer)")
+    assert told == [(1, why), (2, why)]
+    for client in (1, 2, 3):
+        broker.attach(client, ms.AttachSession(0, "s", "no token", session=number))
+        broker.send_ended(client, number)
+    assert [message == why for _, message in told[2:]] == [True] * 4 + [False] * 2
+    assert told[-1] == (3, ms.SessionDown(
+        number, f"session {show(number)} ended while its client was away"))
 
 
 # ---- random lives ------------------------------------------------------------------------------
