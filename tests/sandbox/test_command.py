@@ -70,25 +70,36 @@ from tangram_hpc.protocol.payload import FileCall
 from tangram_hpc.sandbox.files import confine, file_answers
 from tangram_hpc.sandbox.process import command
 from tangram_hpc.sandbox.process.unstartable import Unstartable
+beyond = chr(20013)
+for start in (
+        lambda: command._start('/bin/echo', ['echo', beyond], {}, (0, 1, 2), '', None),
+        lambda: command.find_program(beyond, {}),
+        lambda: command.find_program('ls', {'PATH': '/' + beyond}),
+        lambda: command.find_program('ls', {'PATH': 'bin'}, beyond),
+        lambda: command.start_in(beyond, '/', '/bin/true', ['true'], {}, (0, 1, 2))):
+    try:
+        start()
+    except Unstartable as error:
+        print(ascii(str(error)))
 try:
-    command._start('/bin/echo', ['echo', chr(20013)], {}, (0, 1, 2), '', None)
-except Unstartable as error:
-    print(error)
+    confine.write(sys.argv[1], beyond, b'of a command', 0o644)
+except confine.PathRefused as error:
+    print(error.code, ascii(str(error)))
 for data in (None, b'new'):
     try:
-        file_answers.answer(sys.argv[1], FileCall(chr(20013), data))
+        file_answers.answer(sys.argv[1], FileCall(beyond, data))
     except confine.PathRefused as error:
         print(error.code, ascii(str(error)))
 """
 
 
 def test_what_the_workers_locale_has_not_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    """A file of such a name ended the sandbox's init."""
+    """A file, a program or a folder in PATH of such a name ended the sandbox's init."""
     told = subprocess.run(
         [sys.executable, "-c", _BEYOND, str(tmp_path)], text=True, capture_output=True, timeout=60,
         env={**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
         check=False)
     lines = told.stdout.splitlines()
-    assert len(lines) == 3, told.stderr
+    assert len(lines) == 8, told.stderr
     assert all("encoding is ascii" in line and "LC_ALL=C.UTF-8" in line for line in lines)
-    assert [line.split()[0] for line in lines[1:]] == ["EILSEQ", "EILSEQ"]
+    assert [line.split()[0] for line in lines[5:]] == ["EILSEQ"] * 3

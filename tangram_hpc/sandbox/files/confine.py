@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from ...protocol.payload import FileEntry
 from ...protocol.process_frames import FILE_MAX
+from ..environment import beyond_locale
 from . import modes, scratch
 
 ENTRIES_MAX = 100_000  # of one listing
@@ -422,6 +423,10 @@ def _walk(home: str, path: str, make: bool = False, follow: bool = True) -> tupl
     """
     if "\0" in path:
         raise PathRefused(f"{path!r}: a path cannot hold a zero byte", errno.EINVAL)
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError as error:
+        raise PathRefused(f"{path}: {beyond_locale(error)}", errno.EILSEQ) from None
     todo = _parts(path if path.startswith("/") else f"{home}/{path}")
     plain = not path.endswith("/")  # `link/` is what the link leads to
     try:

@@ -6,22 +6,12 @@ sandbox reaches (`confine`).
 
 from __future__ import annotations
 
-import errno
-
 from ...protocol.payload import FileCall, FileList, FileReturn, Payload
-from ..environment import beyond_locale
 from . import confine
 
 
 def answer(home: str, call: FileCall) -> Payload:
     """Carries out an operation on files. Raises PathRefused."""
-    try:
-        return _answer(home, call)
-    except UnicodeEncodeError as error:
-        raise confine.PathRefused(f"{call.path}: {beyond_locale(error)}", errno.EILSEQ) from None
-
-
-def _answer(home: str, call: FileCall) -> Payload:
     if call.op == "list":
         return FileList(tuple(confine.listing(home, call.path, call.depth)))
     if call.op == "stat":

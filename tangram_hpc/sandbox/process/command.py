@@ -337,6 +337,11 @@ def find_program(name: str, env: dict[str, str], cwd: str = "") -> str:
     """
     if "\0" in name or "\0" in env.get("PATH", ""):
         raise Unstartable(126, "argv or env: embedded null byte")
+    for text in (name, env.get("PATH", ""), cwd):
+        try:
+            os.fsencode(text)
+        except UnicodeEncodeError as error:
+            raise Unstartable(126, f"argv, env or cwd: {beyond_locale(error)}") from None
     if "\0" in cwd:
         raise Unstartable(126, f"cwd: {cwd}: embedded null byte")
     if "/" in name:
@@ -415,7 +420,8 @@ def in_directory(cwd: str, home: str) -> Iterator[None]:
     try:
         os.chdir(os.path.join(home, cwd))
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", error)
+        why = (beyond_locale(error) if isinstance(error, UnicodeEncodeError)
+               else getattr(error, "strerror", error))
         raise Unstartable(126, f"cwd: {cwd}: {why}" if cwd else
                           f"cwd: the session's own directory: {why}; write a file into it, or name "
                           "another cwd") from None

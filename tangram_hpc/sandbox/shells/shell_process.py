@@ -38,7 +38,7 @@ from contextlib import suppress
 
 from ...protocol.payload import ShellCall
 from ...resources import process_tree
-from ..environment import Grants, hints
+from ..environment import Grants, beyond_locale, hints
 from ..process.command import RESTORED, find_program, give, in_directory
 from ..process.spawn import spawn
 from ..process.unstartable import Unstartable
@@ -162,6 +162,8 @@ class ShellProcess:
         except OSError as error:
             raise Unstartable(126, f"shell: cannot run {self._program!r}: {error.strerror}",
                               error.errno == 11) from None
+        except UnicodeEncodeError as error:
+            raise Unstartable(126, f"shell: {beyond_locale(error)}") from None
         except (ValueError, TypeError) as error:
             raise Unstartable(126, f"shell: {error}") from None
         self._grant = {name: env[name] for name, _ in hints(1) if name in env}
