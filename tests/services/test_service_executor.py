@@ -617,3 +617,36 @@ def test_a_service_that_is_declared_otherwise_is_served_by_new_copies(cache_mib:
         old = [copy for copy in rig.copies if copy.spec.batch == 1]
         assert old and {copy.state for copy in old} == {"closed"}
     play(scene, cache_mib=cache_mib)
+
+
+def test_calls_that_wait_form_batches_of_a_services_new_declaration() -> None:
+    """A queue that is never empty kept the earlier one, and a larger model got too many at once."""
+    async def scene(rig: Rig) -> None:
+        rig.declare("a", batch=1)
+        rig.may_end.clear()
+        leases = [rig.call("a", n) for n in range(5)]
+        while not rig.of("call"):
+            await rig_turn()
+        rig.declare("a", batch=2)
+        rig.may_end.set()
+        await rig.all(*leases)
+        assert [entry[3] for entry in rig.of("call")] == [[0], [1, 2], [3, 4]]
+    play(scene)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_load_of_an_earlier_declaration_is_given_up(begun: bool) -> None:
+    """Such a model may be why it was declared otherwise. A load that hangs held up all calls, and
+    one that was refused refused those of the new model for some time."""
+    async def scene(rig: Rig) -> None:
+        rig.never_load.add("a")
+        rig.declare("a", batch=1)
+        waits = rig.call("a", 6)
+        while begun and not rig.of("load"):
+            await rig_turn()
+        rig.never_load.clear()
+        rig.declare("a", batch=2)
+        await rig.all(waits, rig.call("a", 7))
+        assert [copy.spec.batch for copy in rig.copies] == ([1, 2] if begun else [2])
+        assert [copy.state for copy in rig.copies[:-1]] == ["closed"] * begun
+    play(scene)

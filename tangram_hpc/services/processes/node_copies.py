@@ -73,7 +73,7 @@ class NodeCopies:
 
         A known service may come with other options, from a broker that was started again with other
         settings. Its copies are then outdated: they run no further batch, and are closed when a
-        call next needs a copy.
+        call next needs a copy. One that is being loaded is given up.
         """
         old = self._specs.get(spec.name)
         if old is not None and (old.backend, old.options) == (spec.backend, spec.options):
@@ -85,6 +85,8 @@ class NodeCopies:
             return
         for copy in self._copies[spec.name]:
             copy.outdated = True
+        if (loading := self._loading.get(spec.name)) is not None:
+            loading.cancel()
         self._refused.pop(spec.name, None)
         self._no_more.discard(spec.name)
 
@@ -335,6 +337,7 @@ class NodeCopies:
     def _load_another(self, service: str) -> None:
         task = self._loading[service] = asyncio.ensure_future(self._load(service))
         task.add_done_callback(raise_failure)
+        task.add_done_callback(lambda task: self._end_load(service, task))
 
     async def _load(self, service: str) -> None:
         own = self._copies[service]
@@ -346,11 +349,16 @@ class NodeCopies:
             else:
                 # somebody may do what the reason says: start the engine again, or copy the model
                 self._refused[service] = str(error), time.monotonic() + REFUSED_S
-        finally:  # a done-callback would run later: a caller could then await a finished load
-            del self._loading[service]
-            self._changed()
+        finally:  # the done-callback runs later: a caller could then await a finished load
+            self._end_load(service, self._loading[service])
         if 0 < len(own) < self._preload[service] and self._may_load(service):
             self._load_another(service)
+
+    def _end_load(self, service: str, task: asyncio.Task[None]) -> None:
+        """Forgets a load that has ended, also one that was given up before it began."""
+        if self._loading.get(service) is task:
+            del self._loading[service]
+            self._changed()
 
     async def _loaded(self, service: str) -> ServiceCopy:
         for attempt in range(1, DEATHS + 1):

@@ -238,15 +238,20 @@ class ServiceExecutor:
     # ---- one queue ----
 
     async def _serve(self, queue: CallQueue) -> None:
-        spec = self._copies.spec(queue.service)
-        assert spec is not None
-        options: Service = options_of(spec)
+        spec, options = self._declared(queue.service)
         if options.batch > 1 and options.batch_wait_ms and len(queue.calls) < options.batch:
             await asyncio.sleep(options.batch_wait_ms / 1e3)
         while queue.calls:
+            if self._copies.spec(queue.service) is not spec:  # a busy queue has no end
+                spec, options = self._declared(queue.service)
             await self._run(queue, _batch(queue.calls, options))
         queue.task = None
         self._queues.pop((queue.service, queue.block), None)
+
+    def _declared(self, service: str) -> tuple[ServiceSpec, Service]:
+        spec = self._copies.spec(service)
+        assert spec is not None
+        return spec, options_of(spec)
 
     async def _run(self, queue: CallQueue, batch: list[PendingCall]) -> None:
         """Runs a batch: each call gets its outcome or goes back to the front of the queue."""
