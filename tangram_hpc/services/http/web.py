@@ -16,7 +16,10 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import re
+import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -133,7 +136,7 @@ class Web:
         self._unreached = (httpx.ConnectError, httpx.InvalidURL)
         self._broken = httpx.RequestError
         try:  # False: without https no certificate is looked at
-            trusted = httpx.create_ssl_context() if parts.scheme == "https" else False
+            trusted = parts.scheme == "https" and _trusted(os.environ)
         except OSError as error:
             raise ServiceRefused(f"url: {self.where}: the certificates that SSL_CERT_FILE or "
                                  f"SSL_CERT_DIR names cannot be read: {error}") from None
@@ -210,3 +213,13 @@ class Web:
 
     def _clean(self, text: str) -> str:
         return text.replace(self._token, "***") if self._token else text
+
+
+def _trusted(environ: Mapping[str, str]) -> ssl.SSLContext | bool:
+    """Returns the certificates that the environment names, or True for those of httpx. Before 0.28
+    httpx ignores a name of a file that is not there. Raises OSError.
+    """
+    file, folder = environ.get("SSL_CERT_FILE"), environ.get("SSL_CERT_DIR")
+    if not (file or folder):
+        return True
+    return ssl.create_default_context(cafile=file or None, capath=None if file else folder)
