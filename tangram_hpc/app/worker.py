@@ -35,7 +35,7 @@ from ..ports import (
 )
 from ..protocol.frame import BUSY_GAP_S
 from ..protocol.message import WorkerWelcome
-from ..resources import memory
+from ..resources import memory, open_files
 from ..resources.cpu import affinity, enforce
 from ..resources.gpu.devices import CUDA, Devices, find_devices
 from ..resources.gpu.gpu_meter import GpuMeter
@@ -222,6 +222,7 @@ def lend(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
             cannot be reached, as when that host has lost its power.
         AccessError: no broker can be found.
     """
+    open_files.allow_many()  # one for each sandbox
     while True:
         try:
             return asyncio.run(serve_worker(plan, environ))

@@ -59,6 +59,7 @@ def go(args: argparse.Namespace) -> int:
     from ..config.allocations import alloc_policy, elastic
     from ..config.settings import load_config
     from ..errors import InvalidInput
+    from ..resources import open_files
     from ..slurm.job_environment import slurm_place
     from ..storage.rundir import local_job_name
 
@@ -78,6 +79,7 @@ def go(args: argparse.Namespace) -> int:
                       alloc_policy(settings) if wanted else None,
                       _scripts(settings, job, os.environ) if settings.max_nodes else None,
                       args.workers_live, args.supervised)
+    open_files.allow_many()  # one for each client
     asyncio.run(serve_broker(plan, os.environ))
     return 0
 

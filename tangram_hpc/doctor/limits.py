@@ -31,15 +31,13 @@ def python(context: CheckContext) -> Finding:
 
 def ulimits(context: CheckContext) -> Finding:
     """Checks the limits on open files and processes, and those that would end programs."""
-    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # broker and worker use the hard limit
     count = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     text = f"{_shown(files)} open files, {_shown(count)} processes"
     remedies = []
     if files != resource.RLIM_INFINITY and files < _FILES:
-        can = most == resource.RLIM_INFINITY or most >= _FILES
-        remedies.append(f"`ulimit -n {_FILES if can else most}` before broker and workers start: "
-                        "each client and each sandbox takes one"
-                        + ("" if can else f"; better {_FILES}: ask the site"))
+        remedies.append(f"ask the site for a hard limit of {_FILES} open files (`ulimit -Hn`): "
+                        "each client and each sandbox takes one")
     if count != resource.RLIM_INFINITY and count < _PROCESSES and os.geteuid():
         remedies.append(f"`ulimit -u {_PROCESSES}`, or ask the site: a sandbox takes several")
     cut = {name: resource.getrlimit(kind)[0] for name, kind in _FINITE.items()}

@@ -6,7 +6,6 @@ import asyncio
 import ipaddress
 import json
 import os
-import resource
 import signal
 import socket
 import sys
@@ -18,6 +17,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from .. import InvalidInput
+from ..resources import open_files
 from ..stale_socket import free_path, remove_own_socket
 from .cut_off import tell_cut_offs_in_one_line
 
@@ -113,7 +113,7 @@ async def serve(app: ASGIApp, where: Where, key: str,
     Raises:
         InvalidInput: the address cannot be used.
     """
-    _allow_open_files()
+    open_files.allow_many()  # one for each waiting caller
     listening, url = bind(where)
     if where.is_open:
         print(f"tangram: warning: {where.host} is reached over a network, and keys travel in the "
@@ -139,13 +139,6 @@ async def serve(app: ASGIApp, where: Where, key: str,
         listening.close()
         if where.unix:
             remove_own_socket(Path(where.unix))
-
-
-def _allow_open_files() -> None:
-    """Raises the limit of open files to the most that this process may have. The usual limit of
-    1024 is reached by a thousand waiting callers, and further ones would not be accepted."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 class _Server(uvicorn.Server):

@@ -20,6 +20,7 @@ import msgspec
 
 from ...errors import ProtocolError
 from ...protocol.process_frames import (
+    INIT,
     PACKET_MAX,
     RECEIVE,
     RUNNER,
@@ -51,7 +52,7 @@ from ...protocol.process_frames import (
     frame,
     packet,
 )
-from ...resources import process_tree
+from ...resources import open_files, process_tree
 from ...resources.cpu.enforce import Group
 from ...start_module import module_command
 from .. import environment
@@ -365,6 +366,7 @@ class ForkServerClient:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
+        open_files.limit_as_started(self._server.pid)  # before it makes any process
         self._socket = here
         here.send(os.fsencode(root))
         here.setblocking(False)
@@ -431,7 +433,7 @@ class ForkServerClient:
         fds = array.array("i", b"".join(bytes(item[2]) for item in more))
         message = decode_from_fork_server(data)
         if isinstance(message, Forked):
-            self._forked(message, fds[0])
+            self._forked(message, fds[0] if fds else -1)
         elif isinstance(message, Unforked):
             self._owner.process_failed(self._processes.pop(message.number), message.text)
         elif isinstance(message, Died):
@@ -444,6 +446,11 @@ class ForkServerClient:
     def _forked(self, message: Forked, fd: int) -> None:
         process = self._processes[message.number]
         process.pid = message.pid
+        if fd < 0 or (process.kind == INIT and open_files.is_spare(fd)):
+            process.broken = open_files.refusal()
+            if fd >= 0:
+                os.close(fd)
+            return process.kill()
         try:
             process.connect(fd, self._owner.process_born(process))
         except OSError as error:
