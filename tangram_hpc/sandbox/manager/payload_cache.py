@@ -7,6 +7,7 @@ that were fetched stay in a small cache.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,6 +20,7 @@ from ...protocol.payload import Payload, SnapshotCall, Stored, decode, encode
 from ..files import frozen_files, session_archive
 from ..user_namespace import UserMap
 
+_THREADS = 2
 FUNCTIONS_MAX = 64  # functions that are cached here, and in each runner
 _STORED = encode(Stored("", 0))[:2]  # the first bytes of every reference
 _SNAPSHOT = encode(SnapshotCall(""))[:2]
@@ -43,7 +45,7 @@ class PayloadCache:
     def __init__(self, store: Store) -> None:
         self._loop = asyncio.get_running_loop()
         self._store = store
-        self._threads = ThreadPoolExecutor(2, "tangram-store")
+        self._threads = _started_threads()
         self._functions: dict[str, bytes] = {}
         self._asked: dict[str, list[Then]] = {}
         self._closed = False
@@ -146,3 +148,17 @@ class PayloadCache:
         """Gives up all transfers that are under way."""
         self._closed = True
         self._threads.shutdown(wait=True, cancel_futures=True)
+
+
+def _started_threads() -> ThreadPoolExecutor:
+    """Makes the threads now. Later the sandboxes may have used up the node's or the job's limit of
+    processes, and a worker that cannot start a thread then would end with all of its sessions.
+    """
+    threads, all_run = ThreadPoolExecutor(_THREADS, "tangram-store"), threading.Barrier(_THREADS)
+    try:
+        for _ in range(_THREADS):
+            threads.submit(all_run.wait)
+    except BaseException:
+        all_run.abort()
+        raise
+    return threads
