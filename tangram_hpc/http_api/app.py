@@ -26,6 +26,7 @@ from .e2b.wire_errors import (
     on_not_found,
 )
 from .guard import Guard
+from .interpreter import code_routes
 from .keys import ClientKeys
 from .rewards import RewardFunction, RewardRequest, Rewards
 from .run_code import CodeRunner
@@ -81,7 +82,7 @@ def _add_e2b(app: FastAPI, sandboxes: SandboxRegistry) -> None:
     app.add_exception_handler(RpcError, on_rpc_error)
     app.add_exception_handler(404, on_not_found)
     for router in (control_routes(sandboxes), process_routes.router, filesystem_routes.router,
-                   file_routes.router):
+                   file_routes.router, code_routes.router):
         app.include_router(router)
 
 

@@ -228,7 +228,8 @@ def _pairs(text: str) -> dict[str, str]:
 def _answer(sandbox: Sandbox) -> SandboxAnswer:
     record = sandbox.record
     return SandboxAnswer(templateID=record.template, sandboxID=record.id,
-                         envdVersion=ENVD_VERSION, envdAccessToken=record.access_token)
+                         envdVersion=ENVD_VERSION, envdAccessToken=record.access_token,
+                         trafficAccessToken=sandbox.traffic_token)
 
 
 def _info(sandbox: Sandbox) -> SandboxInfo:

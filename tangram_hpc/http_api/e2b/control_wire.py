@@ -137,6 +137,8 @@ class SandboxAnswer(BaseModel):
         clientID: a part of the id in old versions of the wire; always `tangram`.
         envdVersion: the version by which the client chooses the form of some requests.
         envdAccessToken: the value that each request to the sandbox must send as X-Access-Token.
+        trafficAccessToken: the value that requests to a port of the sandbox send as
+            E2B-Traffic-Access-Token; it permits `run_code` and nothing else.
     """
 
     templateID: str
@@ -144,6 +146,7 @@ class SandboxAnswer(BaseModel):
     clientID: str = "tangram"
     envdVersion: str
     envdAccessToken: str
+    trafficAccessToken: str
 
 
 class SandboxInfo(BaseModel):

@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from ... import InvalidInput
 from .wire_errors import ApiError
 
-BASE = "base"  # the template that clients name when their user names none
+# the templates that clients name when their user names none: those of the packages e2b and
+# e2b-code-interpreter
+BASE, CODE = "base", "code-interpreter-v1"
 _TAG = ":default"
 _CPUS = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?")
 _MEMORY = re.compile(r"\d{1,9}[MG]?")
@@ -60,7 +62,7 @@ def read_options(image: str, templates: Sequence[str], images: Sequence[str], im
     Raises:
         InvalidInput: an option is wrong; the message names it.
     """
-    known = {BASE: image}
+    known = {BASE: image, CODE: image}
     for text in templates:
         name, equals, value = text.partition("=")
         if not equals or not re.fullmatch(r"[\w./:-]{1,128}", name):

@@ -72,6 +72,8 @@ async def list_processes(request: Request) -> JSONResponse:
     read_object(await request.body())
     told = []
     for process in _sandbox(request).processes.all():
+        if not process.config.listed:
+            continue
         one = {"config": process.config.told(), "pid": process.pid}
         told.append({**one, "tag": process.config.tag} if process.config.tag else one)
     return JSONResponse({"processes": told})

@@ -129,6 +129,19 @@ class Processes:
         self._tasks.add(task)  # the loop itself keeps no reference to its tasks
         task.add_done_callback(self._tasks.discard)
 
+    def give_up(self, process: SandboxProcess) -> None:
+        """Begins to end a command whose client has gone. What it has left in the background stays,
+        which a cancelled command would take along.
+        """
+        async def end() -> None:
+            with contextlib.suppress(RpcError):
+                await self.signal(process, signal.SIGTERM)
+
+        if not process.ended:
+            task = asyncio.ensure_future(end())
+            self._tasks.add(task)  # the loop itself keeps no reference to its tasks
+            task.add_done_callback(self._tasks.discard)
+
     async def _kill(self, process: SandboxProcess) -> None:
         assert process.started is not None
         self._follower.forget(process)

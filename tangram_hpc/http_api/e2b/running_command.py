@@ -31,6 +31,7 @@ class CommandConfig:
         cwd: its directory, as the client named it; empty for the session's.
         tag: a name that the client gave it; empty for none.
         user: the user that the client asked for; empty for the sandbox's.
+        listed: whether clients see it among the commands that run.
     """
 
     cmd: str
@@ -39,6 +40,7 @@ class CommandConfig:
     cwd: str = ""
     tag: str = ""
     user: str = ""
+    listed: bool = True
 
     @property
     def directory(self) -> str:

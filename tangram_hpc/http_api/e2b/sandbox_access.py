@@ -3,12 +3,14 @@
 All sandboxes of a server have the same URL, so requests name the sandbox in a header. A signed URL
 of a file names no sandbox; its sandbox is the one with whose token it was signed.
 
-A header names the sandbox's port too. Only that of E2B's daemon is served, at which commands and
-files are; at another port an E2B template has a server of its own, such as Jupyter.
+A header names the sandbox's port too. Two of them are served: that of E2B's daemon, at which
+commands and files are, and that at which `run_code` finds an interpreter. At another port a program
+of the sandbox would listen.
 """
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Mapping
 from urllib.parse import parse_qs
 
@@ -21,6 +23,8 @@ from .wire_errors import ApiError, RpcError, gone_response
 PREFIXES = ("/process.Process/", "/filesystem.Filesystem/")
 PATHS = ("/files", "/health")
 DAEMON_PORT = "49983"
+CODE_PORT = "49999"
+CODE_PATHS = ("/execute", "/contexts", "/health")
 VERBS = {"GET": "read", "HEAD": "read", "POST": "write"}
 _SIGNED = ("path", "username", "signature", "signature_expiration")
 
@@ -47,7 +51,7 @@ class SandboxAccess:
         path, number = scope["path"], headers.get("e2b-sandbox-id", "")
         port = headers.get("e2b-sandbox-port", DAEMON_PORT)
         if number and port != DAEMON_PORT:
-            return await self._of_port(number, port)
+            return await self._of_port(number, port, path, headers)
         if not path.startswith(PREFIXES) and path not in PATHS:
             return None
         query = parse_qs(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
@@ -64,12 +68,21 @@ class SandboxAccess:
             return _refused("X-Access-Token is not that of the sandbox")
         return sandbox
 
-    async def _of_port(self, number: str, port: str) -> JSONResponse:
-        if await self._sandboxes.known(number) is None:
+    async def _of_port(self, number: str, port: str, path: str, headers: Mapping[str, str]
+                       ) -> Sandbox | JSONResponse:
+        sandbox = await self._sandboxes.known(number)
+        if sandbox is None:
             return gone_response(number[:40])
-        return ApiError(501, f"port {port:.5} of the sandbox: this server does not serve ports of "
-                             "sandboxes, and so no Jupyter (run_code of e2b-code-interpreter); run "
-                             "code by commands.run").response()
+        if port != CODE_PORT or not path.startswith(CODE_PATHS):
+            return ApiError(501, f"port {port:.5} of the sandbox: this server does not serve ports "
+                                 "of sandboxes, but for run_code of e2b-code-interpreter"
+                            ).response()
+        if sandbox.accepts(headers.get("x-access-token", "")) or hmac.compare_digest(
+                headers.get("e2b-traffic-access-token", "").encode(errors="replace"),
+                sandbox.traffic_token.encode()):
+            return sandbox
+        return ApiError(401, "send the sandbox's token as X-Access-Token, or its traffic token as "
+                             "E2B-Traffic-Access-Token").response()
 
     def _signed(self, method: str, query: Mapping[str, str]) -> Sandbox | JSONResponse:
         verb = VERBS.get(method, "")

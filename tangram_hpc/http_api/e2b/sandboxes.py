@@ -76,6 +76,11 @@ class Sandbox:
         return hmac.compare_digest(token.encode(errors="replace"),
                                    self.record.access_token.encode())
 
+    @property
+    def traffic_token(self) -> str:
+        """The token that its client sends to a port of the sandbox, where it may run code."""
+        return hashlib.sha256(f"traffic:{self.record.access_token}".encode()).hexdigest()
+
     def signed(self, path: str, verb: str, user: str, expires: str, signature: str) -> bool:
         """Returns whether a signature lets its holder read or write one file. By E2B's rule it is a
         hash of the file's path, the verb, the user, the access token and the time of expiry."""

@@ -1,0 +1,226 @@
+"""The interpreter of `run_code`, as its server starts it: one program for each call."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tangram_hpc.http_api.interpreter import python_kernel
+from tangram_hpc.http_api.interpreter.code_routes import PROGRAM
+from tangram_hpc.http_api.interpreter.python_kernel import DEFAULT, REFUSED, UNKNOWN
+
+
+class Contexts:
+    """The contexts of one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._env = {**os.environ, "TMPDIR": str(folder)}
+
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", PROGRAM, *words], env=self._env,
+                                cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def ask(self, *words: str) -> tuple[int, str, str]:
+        process = self.start(*words)
+        out, err = process.communicate(timeout=60)
+        return process.returncode, out.decode(), err.decode()
+
+    def begin(self, code: str, context: str = DEFAULT, **envs: str) -> subprocess.Popen[bytes]:
+        text = json.dumps({"code": code, "envs": envs})
+        return self.start("run", context, text[:5], text[5:])
+
+    def run(self, code: str, context: str = DEFAULT, **envs: str) -> Told:
+        process = self.begin(code, context, **envs)
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, err) == (0, b"")
+        return Told([json.loads(line) for line in out.splitlines()])
+
+    def pid(self, context: str = DEFAULT) -> int:
+        return int((self.folder / ".run-code" / context / "alive").read_text())
+
+
+class Told:
+    """What one call has told."""
+
+    def __init__(self, events: list[dict[str, Any]]) -> None:
+        self.events = events
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["type"] == kind]
+
+    def text(self, kind: str) -> str:
+        return "".join(event["text"] for event in self.of(kind))
+
+    @property
+    def error(self) -> tuple[str, str] | None:
+        errors = self.of("error")
+        assert len(errors) < 2
+        return (errors[0]["name"], errors[0]["value"]) if errors else None
+
+
+@pytest.fixture
+def contexts(tmp_path: Path) -> Iterator[Contexts]:
+    made = Contexts(tmp_path)
+    yield made
+    for alive in tmp_path.glob(".run-code/*/alive"):
+        python_kernel.stop(str(alive.parent))
+
+
+def until(holds: Any) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_variables_stay_and_the_last_expression_is_the_result(contexts: Contexts) -> None:
+    first = contexts.run("x = 3\nprint('hi')\nx * 2")
+    assert [event["type"] for event in first.events] == [
+        "started", "number_of_executions", "stdout", "result", "end_of_execution"]
+    assert first.text("stdout") == "hi\n" and first.text("result") == "6"
+    second = contexts.run("x += 1\nx")
+    assert second.text("result") == "4"
+    assert second.of("number_of_executions") == [
+        {"type": "number_of_executions", "execution_count": 2}]
+    assert contexts.run("y = x").of("result") == []
+
+
+def test_an_error_is_told_without_the_lines_of_the_kernel(contexts: Contexts) -> None:
+    told = contexts.run("def f():\n    return 1 / 0\nprint('before')\nf()")
+    assert told.text("stdout") == "before\n" and told.error == ("ZeroDivisionError",
+                                                                 "division by zero")
+    trace = told.of("error")[0]["traceback"]
+    assert "return 1 / 0" in trace and "_cell" not in trace and "string" not in trace
+    assert contexts.run("x = (").error[0] == "SyntaxError"  # type: ignore[index]
+    assert contexts.run("exit(3)").error == ("SystemExit", "3")
+    assert contexts.run("input()").error[0] == "EOFError"  # type: ignore[index]
+
+
+def test_what_programs_and_processes_write_is_told_too(contexts: Contexts) -> None:
+    told = contexts.run("import os, sys\nos.system('echo out; echo err >&2')\n"
+                        "sys.stdout.buffer.write(b'\\xff\\xc3'); sys.stdout.flush()\n"
+                        "print('\u00e9')")
+    assert told.text("stdout") == "out\n\ufffd\ufffd\u00e9\n" and told.text("stderr") == "err\n"
+    assert contexts.run("from multiprocessing import Pool\ndef f(n): return n * n\n"
+                        "with Pool(2) as pool: found = pool.map(f, [1, 2, 3])\nfound"
+                        ).text("result") == "[1, 4, 9]"
+    assert len(contexts.run("print('x' * 300000)").text("stdout")) == 300001
+
+
+def test_lines_of_the_shell_run(contexts: Contexts) -> None:
+    told = contexts.run("x = '!'\n!echo \"a b\" >&2; exit 3\nif x:\n    !echo in\nx")
+    assert (told.text("stderr"), told.text("stdout"), told.text("result")) == (
+        "a b\n", "in\n", "'!'")
+    assert told.error is None and contexts.run("%pip --version").text("stdout")[:4] == "pip "
+    assert contexts.run("x = (\n!ls").error[0] == "SyntaxError"  # type: ignore[index]
+    assert contexts.run("s = \"\"\"\n!x\n\"\"\"\ns").text("result") == repr("\n!x\n")
+
+
+def test_variables_of_one_call_are_of_this_call_alone(contexts: Contexts) -> None:
+    assert contexts.run("import os; os.environ['A']", A="b").text("result") == "'b'"
+    assert contexts.run("'A' in os.environ").text("result") == "False"
+
+
+def test_values_are_shown_as_in_a_notebook(contexts: Contexts) -> None:
+    told = contexts.run("class A:\n    def _repr_html_(self): return '<b>'\n"
+                        "    def _repr_png_(self): return b'x'\n"
+                        "    def _repr_svg_(self): return None\n"
+                        "display(1, 'a')\nA()")
+    one, two, three = told.of("result")
+    assert (one["text"], two["text"], one["is_main_result"]) == ("1", "'a'", False)
+    assert (three["html"], three["png"], three["is_main_result"]) == ("<b>", "eA==", True)
+    assert "svg" not in three
+    assert contexts.run("import asyncio\nawait asyncio.sleep(0, 8)").text("result") == "8"
+
+
+@pytest.mark.parametrize("code", ["import sys; sys.stdout.close()", "import os; os.close(1)",
+                                  "import os; os.close(0); os.close(2)",
+                                  "import sys; sys.stdin.close()"])
+def test_code_that_closes_its_streams_finds_them_again(contexts: Contexts, code: str) -> None:
+    contexts.run(code)
+    told = contexts.run("import os, sys\nprint(1)\nos.system('echo 2; echo 3 >&2')\n"
+                        "sys.stdin.read()")
+    assert told.text("stdout") == "1\n2\n" and told.text("stderr") == "3\n"
+    assert told.text("result") == "''"
+
+
+def test_contexts_are_apart(contexts: Contexts, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    code, out, _ = contexts.ask("make", "other", "there")
+    assert code == 0 and json.loads(out) == {
+        "id": "other", "language": "python", "cwd": str(tmp_path / "there")}
+    contexts.run("x = 1")
+    assert contexts.run("x = 2\nimport os\nos.getcwd()", "other").text("result") == repr(
+        str(tmp_path / "there"))
+    assert contexts.run("x").text("result") == "1"
+    assert [each["id"] for each in json.loads(contexts.ask("list")[1])] == [DEFAULT, "other"]
+    assert contexts.ask("restart", "other")[0] == 0
+    assert contexts.run("x", "other").error == ("NameError", "name 'x' is not defined")
+    pid = contexts.pid("other")
+    assert contexts.ask("drop", "other")[0] == 0
+    until(lambda: not os.path.exists(f"/proc/{pid}/exe"))
+    assert contexts.ask("run", "other", "{}")[0] == UNKNOWN
+    assert contexts.ask("drop", "none")[0] == UNKNOWN
+    assert contexts.ask("make", "x", "nowhere")[::2] == (
+        REFUSED, "cwd: nowhere (No such file or directory)\n")
+
+
+def test_a_kernel_that_dies_is_told_and_the_next_call_has_a_new_one(contexts: Contexts) -> None:
+    contexts.run("x = 1")
+    told = contexts.run("import os; print('last'); os._exit(1)")
+    assert told.error[0] == "KernelDied"  # type: ignore[index]
+    assert contexts.run("x").error == ("NameError", "name 'x' is not defined")
+    os.kill(contexts.pid(), signal.SIGKILL)
+    assert contexts.run("1").text("result") == "1"
+
+
+def test_a_process_that_outlives_its_call_or_its_kernel_holds_up_nobody(contexts: Contexts
+                                                                        ) -> None:
+    started = time.monotonic()
+    told = contexts.run("import os, time\nif os.fork() == 0:\n    time.sleep(30)\n    os._exit(0)\n"
+                        "1")
+    assert told.text("result") == "1"
+    contexts.run("os._exit(1)")
+    assert contexts.run("2").text("result") == "2" and time.monotonic() - started < 25
+
+
+def test_code_whose_caller_is_gone_is_interrupted(contexts: Contexts) -> None:
+    contexts.run("x = 1")
+    caller = contexts.begin("import time\ntry:\n    print('begun')\n    time.sleep(100)\n"
+                            "except KeyboardInterrupt:\n    x = 2")
+    assert caller.stdout is not None
+    until(lambda: b"begun" in caller.stdout.readline())  # type: ignore[union-attr]
+    caller.kill()
+    caller.communicate()
+    assert contexts.run("x").text("result") == "2"
+
+
+def test_code_that_ignores_its_interrupt_ends_with_its_kernel(contexts: Contexts) -> None:
+    caller = contexts.begin("import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+                            "print('begun')\nwhile True: pass")
+    assert caller.stdout is not None
+    until(lambda: b"begun" in caller.stdout.readline())  # type: ignore[union-attr]
+    caller.kill()
+    caller.communicate()
+    assert contexts.run("1").of("number_of_executions")[0]["execution_count"] == 1
+
+
+def test_calls_at_one_time_run_one_after_the_other(contexts: Contexts) -> None:
+    callers = [contexts.begin(f"import time; time.sleep(0.05); n = {n}; n") for n in range(8)]
+    told = [json.loads(line) for caller in callers
+            for line in caller.communicate(timeout=60)[0].splitlines()]
+    assert {event["text"] for event in told if event["type"] == "result"} == set("01234567")
+    assert sorted(event["execution_count"] for event in told
+                  if event["type"] == "number_of_executions") == list(range(1, 9))
+    left = {path.name for path in contexts.folder.glob(f".run-code/{DEFAULT}/*")}
+    assert left == {"alive", "calls", "cwd"}
