@@ -83,10 +83,27 @@ def go(args: argparse.Namespace) -> int:
         return _import(args, settings)
     if args.image_verb == "build":
         return _build(args, settings)
+    if not os.path.lexists(settings.store):
+        return _on_no_store(args, settings.store)
     store = NodeStore(settings.store)
     if args.image_verb == "list":
         return _list(args, store)
     return _remove(args, store) if args.image_verb == "remove" else _prune(args, store)
+
+
+def _on_no_store(args: argparse.Namespace, missing: str) -> int:
+    """Runs a verb that fetches nothing on a store that is missing, without making the folder: it
+    would belong to whoever looks, and the workers of its user could not write into it.
+    """
+    from ..errors import InvalidInput
+    from ..images.node_store import NodeStore
+
+    if args.image_verb == "remove":
+        raise InvalidInput(f"image: {args.names[0]} is not in the store {missing}, which does not "
+                           "exist; name another one with --store")
+    with tempfile.TemporaryDirectory() as folder:
+        empty = NodeStore(folder)
+        return _list(args, empty) if args.image_verb == "list" else _prune(args, empty)
 
 
 def _job_share() -> str:

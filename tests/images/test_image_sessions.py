@@ -161,6 +161,16 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "store"
 
 
+def test_a_look_at_a_missing_store_does_not_make_it(
+        store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An administrator who looks would own the folder, and its user could not pull into it."""
+    assert json.loads(tangram(capsys, "list", "--json")[1]) == {"images": [], "bytes": 0}
+    assert tangram(capsys, "prune")[:2] == (0, "removed 0, freed 0.0 MiB\n")
+    status, _, err = tangram(capsys, "remove", "localhost/app:1")
+    assert (status, err.count("\n")) == (2, 1) and f"{store}, which does not exist" in err
+    assert not store.exists()
+
+
 def test_the_verbs_of_the_store(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
                                 ) -> None:
     image = small()
