@@ -109,6 +109,8 @@ def test_tangram_acct_accepts_several_job_ids(cluster: LocalCluster, tmp_path: P
 
 
 @pytest.mark.parametrize(("words", "said"), [
+    (("acct", "-j", "4711\n4712"), "'4711\\n4712' holds a line break"),
+    (("shutdown", "-j", "4711\n4712"), "holds a line break; name one job"),
     (("export", "metrics", "-j", ""), "'' names no job"),
     (("journal", "check", "-j", ""), "'' names no job"),
     (("acct", "-j", "209_1"), "sacct -X -n -j 209_1 -o JobIDRaw"),

@@ -64,6 +64,9 @@ def named_job(text: str) -> Named:
     """Parses the id of a job or of one action of a job. An empty text is refused, as by `jobs`."""
     if not text.strip():
         return jobs(text)[0]
+    if "\n" in text:  # the output of `squeue`, one id on each line
+        raise argparse.ArgumentTypeError(f"{text!r:.60} holds a line break; name one job, "
+                                         "or put commas between ids where several are taken")
     if _ARRAY.fullmatch(text):
         raise argparse.ArgumentTypeError(
             f"{text!r} is a task of a job array; give the task's own job number, which `sacct -X "
