@@ -38,3 +38,12 @@ def test_a_file_that_differs_is_not_replaced(tmp_path: Path, capsys: pytest.Capt
     assert "README.md exists and differs" in capsys.readouterr().err
     assert (tmp_path / "README.md").read_text() == "mine"
     assert main(["site", "files", str(tmp_path / "README.md")]) == 2
+
+
+def test_an_empty_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                  capsys: pytest.CaptureFixture[str]) -> None:
+    """A shell variable that is not set gives it; the current directory was not meant."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["site", "files", ""]) == 2
+    assert "FOLDER: the name of the folder is empty" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -26,7 +26,7 @@ def add(verbs: Any) -> None:
     p.set_defaults(go=lambda args: args.act(args))
     acts = p.add_subparsers(metavar="ACT", required=True)
     files = acts.add_parser("files", help="list the files, or copy them into a folder")
-    files.add_argument("folder", nargs="?", type=Path, metavar="FOLDER",
+    files.add_argument("folder", nargs="?", metavar="FOLDER",
                        help="folder to copy them into; it is made if needed (default: print the "
                             "path of each file as it is installed)")
     files.set_defaults(act=_files)
@@ -41,9 +41,13 @@ def _files(args: argparse.Namespace) -> int:
         for path in found:
             print(path)
         return 0
+    if not args.folder:  # a shell variable that is not set
+        raise InvalidInput("FOLDER: the name of the folder is empty; name one, such as `.`, or "
+                           "leave it out to list the files")
+    folder = Path(args.folder)
     for path in found:
-        _copy(path, args.folder / path.relative_to(source))
-    print(args.folder / "README.md")
+        _copy(path, folder / path.relative_to(source))
+    print(folder / "README.md")
     return 0
 
 
