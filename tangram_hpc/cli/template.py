@@ -396,6 +396,9 @@ def _write(path: Path, text: str) -> None:
 
 
 def _check(args: argparse.Namespace) -> int:
+    if args.threads_per_core < 0:
+        raise InvalidInput(f"--threads-per-core {args.threads_per_core}: it is a number of CPUs, "
+                           "which `sinfo -o %Z` prints; leave it out to take the script's")
     try:
         text = args.file.read_text()
     except (OSError, UnicodeDecodeError) as error:

@@ -146,3 +146,12 @@ def test_template_check_is_silent_when_all_job_steps_fit(tmp_path: Path) -> None
     job.write_text(script())
     told = tangram("template", "check", job)
     assert (told.returncode, told.stderr) == (0, "")
+
+
+def test_check_refuses_a_negative_number_of_threads(tmp_path: Path) -> None:
+    """It passed every script."""
+    job = tmp_path / "job.sbatch"
+    job.write_text(script(cpus_lent="5", ranks="2"))
+    told = tangram("template", "check", "--threads-per-core=-2", job)
+    assert (told.returncode, told.stderr.count("\n")) == (2, 1)
+    assert "--threads-per-core -2: it is a number of CPUs" in told.stderr
