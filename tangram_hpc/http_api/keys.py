@@ -40,7 +40,10 @@ def read_keys(path: Path) -> dict[str, str]:
         InvalidInput: the file cannot be read, other users may read it, or a line is wrong.
     """
     try:
-        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        mode = path.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):  # the remedy below would break it
+            raise InvalidInput(f"keys: {path}: it is neither a file nor a pipe")
+        if stat.S_IMODE(mode) & 0o077:
             raise InvalidInput(f"keys: other users may read {path}; run chmod 600 on it")
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:

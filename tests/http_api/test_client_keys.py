@@ -45,6 +45,13 @@ def test_a_missing_file_is_one_clear_line(tmp_path: Path) -> None:
         read_keys(tmp_path / "nothing")
 
 
+@pytest.mark.parametrize("name", ["", ".", "/dev/null"])
+def test_what_is_no_file_is_refused_as_such(name: str) -> None:
+    """The remedy for files, `chmod 600`, would lock users out of a folder, or break the device."""
+    with pytest.raises(InvalidInput, match="it is neither a file nor a pipe"):
+        read_keys(Path(name))
+
+
 def basic(user: str, key: str) -> str:
     return "Basic " + base64.b64encode(f"{user}:{key}".encode()).decode()
 
