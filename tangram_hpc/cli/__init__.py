@@ -163,6 +163,15 @@ def _take_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
 
 
+def _current_directory_is_gone() -> bool:
+    """Says whether a relative path cannot be made absolute any more."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
+
+
 def _no_more_processes(error: Exception) -> int:
     """Says in one line that a limit of processes was reached, and raises any other error."""
     from ..app.loop import no_more_processes
@@ -215,6 +224,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.errno == errno.ENAMETOOLONG and error.filename:
             # most often the ids of many jobs, without commas between them
             print(f"tangram: error: {printable(str(error.filename))}: {error.strerror}",
+                  file=sys.stderr)
+            return 2
+        if isinstance(error, FileNotFoundError) and _current_directory_is_gone():
+            print("tangram: error: the current directory has been removed; change to another one",
                   file=sys.stderr)
             return 2
         if error.errno not in _FAILED_WRITE:

@@ -63,3 +63,17 @@ def test_a_name_that_is_too_long_for_a_file_is_told_in_one_line(
     assert main(words) == 2
     told = capsys.readouterr().err
     assert told.startswith("tangram: error: ") and told.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["--config", "x", "config"], ["image", "list", "--store", "x"]])
+def test_a_current_directory_that_is_gone_is_told_in_one_line(
+        words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the folder of a job that has been cleaned up, in which a shell still stands."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert main(words) == 2
+    told = capsys.readouterr().err
+    assert "the current directory has been removed" in told and told.count("\n") == 1
