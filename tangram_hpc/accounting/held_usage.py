@@ -5,6 +5,10 @@ counts as held from the time when its first worker joined to the time when its l
 broker's own job is held since Slurm granted it (`BrokerStarted`). Its end comes after the broker's,
 so no journal has it; the caller passes it on if Slurm's accounting has told it.
 
+Slurm may requeue a satellite that a user submitted, while the broker goes on. Its workers then join
+under the same job id, and report another end of the time limit. Its time in the queue is not held,
+and the nodes that it gets are in the place of those that it had.
+
 Cores of an allocation that were lent to actions count as used. Amounts are in core-ns. Nothing is
 guessed: an allocation that still runs is held until the last event. The fold takes one pass,
 O(events).
@@ -120,6 +124,7 @@ class HeldUsage:
         self._since: dict[int, int] = {}  # when allocations began whose job is not known yet
         self._nodes: dict[int, str] = {}  # node -> job
         self._up: dict[str, set[int]] = {}
+        self._ends_at: dict[str, int] = {}  # job -> its end, as its last worker reported it
         self._lent: dict[int, tuple[str, int, int]] = {}  # lease -> job, since, cores
         self._prefetched = LeaseQueues[ev.LeaseGranted]()
         self.last_ns = 0
@@ -224,6 +229,11 @@ class HeldUsage:
     def _joined(self, event: ev.NodeJoined) -> None:
         job = event.spec.allocation
         row = self._row(job)
+        ends_at = event.spec.ends_at_ns
+        if (self._ends_at.get(job, ends_at) != ends_at and not self._up.get(job)
+                and not row.name and not self._is_own(job)):  # a worker that died reports the same
+            row.rest()
+        self._ends_at[job] = ends_at
         row.since, row.came = (row.since if row.came else self._began(job, event.at)), True
         if event.spec.name not in row.nodes:
             row.nodes.append(event.spec.name)
@@ -234,8 +244,12 @@ class HeldUsage:
 
     def _began(self, job: str, at: int) -> int:
         """Returns when an allocation began of which the first sign came at `at`."""
-        own = bool(self._granted_at) and job.partition("+")[0] == self._own
+        own = bool(self._granted_at) and self._is_own(job)
         return min(self._granted_at, at) if own else at
+
+    def _is_own(self, job: str) -> bool:
+        """Returns whether this is the broker's own job, or a het component of it."""
+        return job.partition("+")[0] == self._own
 
     def _lend(self, lease: int, node: int, cores: int, at: int) -> None:
         job = self._nodes.get(node)

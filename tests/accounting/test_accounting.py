@@ -162,6 +162,27 @@ def test_a_job_that_waits_in_the_queue_after_a_requeue_holds_no_cpus(stopped: bo
     assert (row.held_ns, row.span_ns, row.used_ns, row.nodes) == (2100, 900, 700, ["b"])
 
 
+@pytest.mark.parametrize("requeued", [True, False])
+def test_a_satellite_in_slurms_queue_holds_no_cpus(requeued: bool) -> None:
+    """A satellite of two CPUs lends for 400 ns. Its worker joins again 5000 ns later, on another
+    node: Slurm has started the job again, whose time limit ends later. Or on the same one: the
+    worker had died, and the satellite was held all the time.
+    """
+    w = World()
+    w.happen(ev.BrokerStarted(0, *STARTED))
+    first = NodeSpec("a", "a", (0, 1), 99, allocation="88", ends_at_ns=9000)
+    w.happen(ev.NodeJoined(100, 1, first))
+    w.happen(ev.NodeLost(500, 1, "it left: SIGTERM"))
+    name, ends_at = ("b", 14000) if requeued else ("a", 9000)
+    again = NodeSpec(name, name, (0, 1), 99, allocation="88", ends_at_ns=ends_at)
+    w.happen(ev.NodeJoined(5500, 2, again))
+    w.happen(ev.NodeLost(5800, 2, "it left: SIGTERM"))
+    (row,) = held(w.events)
+    assert row.held_ns == (2 * (400 + 300) if requeued else 2 * 5700)
+    assert row.cpus == 2 and row.nodes == [name]
+    assert fold_with_job(w.events, True, now_ns=5900)[1].held_ns == row.held_ns
+
+
 def test_a_start_whose_clock_is_behind_makes_no_time_negative() -> None:
     """The first start ends at 700. The second one begins at 150 by a clock that was set back: its
     times count from 700 on, so that the named action, which spans both, begins again at 800 and
