@@ -25,7 +25,8 @@ if [ -n "${SLURM_STEP_ID:-}" ]; then                    # a step's cores and MPI
     forget '^(SLURM_STEP|SLURM_CPU_BIND|PMI_|PMIX_[^M]|OMPI_COMM_WORLD_)'
 fi
 commands_as_written() { # without options that a user has set for these commands, as in ~/.bashrc or by a module
-    forget '^((SQUEUE|SINFO|SCONTROL|SCANCEL)_.*|SLURM_CLUSTERS)$'
+    # the last three are of srun: with them job steps would end before the job, or would never begin
+    forget '^((SQUEUE|SINFO|SCONTROL|SCANCEL)_.*|SLURM_(CLUSTERS|CONSTRAINT|EXCLUSIVE|TIMELIMIT))$'
 }
 commands_as_written
 # srun takes these as options of each step; an interactive job leaves them behind

@@ -754,7 +754,7 @@ def test_options_that_a_user_has_set_for_slurms_commands_do_not_reach_the_script
     """With them `squeue` told no end of the job, and `scancel` left its trainer untold."""
     options = {"SQUEUE_PARTITION": "gpu", "SQUEUE_STATES": "PD", "SCANCEL_STATE": "PENDING",
                "SINFO_PARTITION": "gpu", "SCONTROL_ALL": "1", "SLURM_CLUSTERS": "other",
-               "SBATCH_PARTITION": "cpu"}
+               "SBATCH_PARTITION": "cpu", "SLURM_CONSTRAINT": "x", "SLURM_TIMELIMIT": "9"}
     if setup:  # as by `source ~/.bashrc`
         setup += " ".join(f"{name}={value}" for name, value in options.items())
     keys = {"cpus_lent": "2", "ranks": "2", "gateway": "off", "mpi": "none", "trainer": "env",
