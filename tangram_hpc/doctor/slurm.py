@@ -201,6 +201,10 @@ def job(context: CheckContext) -> Finding:
     place = context.place
     if place is None:
         return skip("not inside a job")
+    if not place.node:  # a shell of salloc on a login node: Slurm tells it nothing of a node
+        return warn(f"job {place.job}, on none of whose nodes this shell is: what is said here of "
+                    "cores, memory, GPUs and isolation is of this machine",
+                    "`srun -n 1 tangram doctor` checks a node of the job")
     real = len(affinity.usable())
     gpus = f"{len(place.gpus)} GPU{'s' * (len(place.gpus) != 1)}"
     left = place.ends_at_s - time.time()

@@ -201,6 +201,17 @@ def test_a_further_job_step_does_not_inherit_the_size_of_the_first() -> None:
     assert unsized(given) == {"SLURM_JOB_ID": "7", "SLURM_CONF": "/c", "PATH": "/bin"}
 
 
+def test_a_shell_of_salloc_on_a_login_node_is_on_no_node_of_its_job() -> None:
+    environ = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "c1"}
+    shell = CheckContext(environ, Config.model_validate({}), "", SlurmFacts(), slurm_place(environ))
+    told = slurm.job(shell)
+    assert told.state == "warn" and "0 CPUs" not in told.found
+    assert told.found.startswith("job 7, on none of whose nodes") and "srun" in told.remedy
+    environ |= {"SLURMD_NODENAME": "c1", "SLURM_CPUS_ON_NODE": "1"}
+    inside = replace(shell, environ=environ, place=slurm_place(environ))
+    assert slurm.job(inside).found.startswith("job 7 on c1: 1 CPUs")
+
+
 def test_the_nodes_of_a_job_are_counted_by_component() -> None:
     groups = {f"SLURM_JOB_NUM_NODES_HET_GROUP_{n}": str(n + 1) for n in range(3)}
     for environ, nodes in (({}, (1,)), ({"SLURM_JOB_NUM_NODES": "4"}, (4,)),
