@@ -5,6 +5,7 @@ Nothing here needs a client, so that a broker and a worker start without loading
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -107,7 +108,10 @@ def _is_there(path: Path) -> bool:
     That is so if the file exists, and if this user may not search its folder: the failed attempt
     then gives the reason.
     """
-    try:
-        return path.exists()
+    try:  # `Path.exists` hides a closed folder from Python 3.14 on
+        os.stat(path)
     except PermissionError:
         return True
+    except OSError:
+        return False
+    return True

@@ -202,9 +202,9 @@ def scratch(context: CheckContext) -> Finding:
     """Checks free space, file system type and permissions of the folder in which sandboxes are."""
     base = scratch_base(context)
     remedy = "set `scratch` (or TMPDIR) to a folder on the node's own disk"
-    if not base.is_dir():
-        return fail(f"{base} is no folder", remedy)
     try:
+        if not stat.S_ISDIR(os.stat(base).st_mode):
+            return fail(f"{base} is no folder", remedy)
         with trial_folder(base) as trial:
             runs = _runs(trial / "run")
     except OSError as error:

@@ -153,8 +153,13 @@ def _of_file(path: Path) -> Any:
     """Runs a file as a module of its own. The module is not registered, so that its functions are
     sent to the workers by value."""
     spec = importlib.util.spec_from_file_location(f"tangram_reward_{path.stem}", path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise ImportError("there is no such file")
+    try:
+        path.open("rb").close()
+    except FileNotFoundError:
+        raise ImportError("there is no such file") from None
+    except OSError as error:
+        raise ImportError(error.strerror) from None
+    assert spec is not None and spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

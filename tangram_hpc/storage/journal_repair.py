@@ -91,7 +91,7 @@ def repair_job(folder: Path) -> RepairReport:
         InvalidInput: There is nothing to repair in the folder, or another release wrote a file.
         TangramError: A broker serves the job.
     """
-    if not folder.is_dir() or not (journals(folder) or read_spool(folder).numbers):
+    if not (journals(folder) or read_spool(folder).numbers):
         raise InvalidInput(f"job folder {folder}: it has no journal and no spool; name another job "
                            "with -j or set TANGRAM_HOME")
     lock = _take(folder)

@@ -114,9 +114,9 @@ def _warn(text: str) -> None:
 
 def _nothing(action: str, folder: Path, reader: OutputReader) -> str:
     """Says why there is no output of an action, and what to do about it."""
-    if not folder.is_dir():
-        return f"job folder {folder} does not exist; name the job with -j"
-    if not reader.kept:
+    if not reader.kept:  # asked first, because it raises for a closed folder
+        if not folder.is_dir():
+            return f"job folder {folder} does not exist; name the job with -j"
         return (f"no output is kept of this job ({folder}); set `logs_mib` in tangram.toml before "
                 "a job starts, such as `logs_mib = 256`")
     return (f"nothing is kept of action {action}: it has not run, it wrote nothing, it is a "

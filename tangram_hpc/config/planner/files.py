@@ -255,7 +255,7 @@ def read_measured(path: Path) -> list[Measured]:
 
 def _read(name: str, kind: str, shape: type[_FileT]) -> _FileT:
     path = Path(name)
-    if path.suffix != ".toml" and not path.exists():
+    if path.suffix != ".toml" and path.name == name and not path.exists():
         path = EXAMPLES / f"{kind}-{name}.toml"
         if not path.exists():
             raise InvalidInput(f"{kind} {name!r}: there is no such file; shipped are "
