@@ -289,7 +289,7 @@ def _opener(host: str, environ: Mapping[str, str], plain: bool) -> urllib.reques
     if home := environ.get("HOME"):
         folders.insert(0, f"{home}/.config/containers/certs.d")
     own = [path for folder in folders for path in sorted(Path(folder, host).glob("*.crt"))]
-    context = ssl.create_default_context() if own else _system_context()
+    context = _context() if own else _system_context()
     for path in own:
         context.load_verify_locations(path)
     proxy = urllib.request.ProxyHandler({} if _is_loopback(host) else None)
@@ -300,7 +300,15 @@ def _opener(host: str, environ: Mapping[str, str], plain: bool) -> urllib.reques
 @functools.cache
 def _system_context() -> ssl.SSLContext:
     """The system's certificates, which take a tenth of a second to read."""
-    return ssl.create_default_context()
+    return _context()
+
+
+def _context() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    # From Python 3.13 on an authority needs critical basic constraints and a key usage. Those that
+    # sites make, as by Harbor's manual, often lack them, and container tools ask for neither.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
 
 
 class _Redirect(urllib.request.HTTPRedirectHandler):

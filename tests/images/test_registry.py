@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import site_authority
 from helpers.image_rig import (
     HERE,
     MadeImage,
@@ -41,6 +42,7 @@ from tangram_hpc.images.registry import RegistryImage
 OTHER = "linux/arm64" if HERE != "linux/arm64" else "linux/amd64"
 needs_tools = pytest.mark.skipif(not (shutil.which("htpasswd") or shutil.which("openssl")),
                                  reason="openssl is not installed")
+needs_openssl = pytest.mark.skipif(not shutil.which("openssl"), reason="openssl is not installed")
 
 
 def made(*names: str) -> MadeImage:
@@ -232,6 +234,34 @@ def test_tls_with_an_authority_of_the_sites_own(tmp_path: Path, monkeypatch: pyt
         folder.mkdir(parents=True)
         shutil.copy(cert, folder / "ca.crt")
         assert get(tmp_path, name, {"HOME": str(tmp_path)}).digest == image.digest
+
+
+@needs_openssl
+def test_an_authority_without_key_usage_is_trusted_by_each_python(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(404)
+
+        def log_message(self, *_: Any) -> None:
+            """Prints nothing."""
+
+    made = site_authority.make(tmp_path)
+    site_authority.strict(monkeypatch)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Silent) as server:
+        server.socket = made.server_context().wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            host = f"127.0.0.1:{server.server_address[1]}"
+            with pytest.raises(ImageRefused, match=r"certificate of the registry .* not trusted"):
+                get(tmp_path, f"{host}/app:v1")
+            folder = tmp_path / ".config/containers/certs.d" / host
+            folder.mkdir(parents=True)
+            shutil.copy(made.authority, folder / "ca.crt")
+            with pytest.raises(ImageRefused, match="does not exist in the registry"):
+                get(tmp_path, f"{host}/app:v1", {"HOME": str(tmp_path)})
+        finally:
+            server.shutdown()
 
 
 @pytest.mark.parametrize("files, found", [

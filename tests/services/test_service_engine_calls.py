@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import ssl
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import site_authority
 from helpers.engine_rig import KINDS, MODELS, ask, engine_factory, one_line, run, value
 from helpers.fake_engines import BOS, MODEL, continuation, logprob, score, tokens
 
@@ -386,13 +385,9 @@ def test_a_server_that_breaks_off_is_not_called_out_of_reach(answer: bytes, why:
 @pytest.mark.skipif(not shutil.which("openssl"), reason="openssl is not installed")
 def test_a_certificate_that_the_site_has_signed_is_named_by_SSL_CERT_FILE(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
-         "-nodes", "-keyout", key, "-out", certificate, "-days", "1", "-subj", "/CN=127.0.0.1",
-         "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls.load_cert_chain(certificate, key)
+    made = site_authority.make(tmp_path)
+    tls = made.server_context()
+    site_authority.strict(monkeypatch)
 
     async def well(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -408,7 +403,7 @@ def test_a_certificate_that_the_site_has_signed_is_named_by_SSL_CERT_FILE(
             with pytest.raises(ServiceDied, match="CERTIFICATE_VERIFY_FAILED"):
                 await unknown.get("/health")
             await unknown.close()
-            monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+            monkeypatch.setenv("SSL_CERT_FILE", str(made.authority))
             web = Web(url, "", 10)
             assert (await web.get("/health")).text == "ok"
             await web.close()

@@ -215,11 +215,15 @@ class Web:
         return text.replace(self._token, "***") if self._token else text
 
 
-def _trusted(environ: Mapping[str, str]) -> ssl.SSLContext | bool:
-    """Returns the certificates that the environment names, or True for those of httpx. Before 0.28
-    httpx ignores a name of a file that is not there. Raises OSError.
+def _trusted(environ: Mapping[str, str]) -> ssl.SSLContext:
+    """Returns the certificates that the environment names, or those of httpx. Before 0.28 httpx
+    ignores a name of a file that is not there. Raises OSError.
     """
+    import httpx
+
     file, folder = environ.get("SSL_CERT_FILE"), environ.get("SSL_CERT_DIR")
-    if not (file or folder):
-        return True
-    return ssl.create_default_context(cafile=file or None, capath=None if file else folder)
+    found = (ssl.create_default_context(cafile=file or None, capath=None if file else folder)
+             if file or folder else httpx.create_ssl_context())
+    # set from Python 3.13 on; authorities that sites make often fail by it
+    found.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return found
