@@ -201,6 +201,16 @@ def test_what_nodes_can_do_is_told_of_those_there(job: dict[str, Any], capsys: A
                     "DEVICES  n1              1 GPU"]
 
 
+def test_the_job_at_a_glance_has_no_actions_that_have_ended(job: dict[str, Any], capsys: Any
+                                                            ) -> None:
+    """The broker knows those until their clients have the results, so their number is no total."""
+    answer = {**job["cluster"].ask("info"), **job["cluster"].ask("nodes")}
+    for actions, line in (({"COMPLETED": 3, "RUNNING": 2}, "actions  RUNNING 2"),
+                          ({"CANCELLED": 1}, "actions  none")):
+        info_verb._print_job({**answer, "actions": actions})
+        assert line in capsys.readouterr().out.splitlines()
+
+
 def test_a_view_is_printed_again_until_it_is_interrupted(job: dict[str, Any]) -> None:
     shown = subprocess.Popen([*TANGRAM, "queue", "-i", "0.2"], stdout=subprocess.PIPE, text=True,
                              env=dict(os.environ, PYTHONUNBUFFERED="1"))

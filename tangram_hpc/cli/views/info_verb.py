@@ -114,12 +114,16 @@ def _states_of(node: dict[str, Any]) -> set[str]:
 
 def _print_job(answer: dict[str, Any]) -> None:
     """Prints what the whole job holds and lends, and its nodes."""
+    from ...domain.states import ENDED
+
     print(f"job {answer['job']}  placer {answer['placer']}  clients {answer['clients'] - 1}  "
           f"sessions {answer['sessions']} ({answer['sessions_waiting']} waiting)")
     print(f"cpus {answer['cpus'] - answer['cpus_free']}/{answer['cpus']} lent  "
           f"gpus {answer['gpus'] - answer['gpus_free']}/{answer['gpus']}  "
           f"memory {answer['mem_mib'] - answer['mem_mib_free']}/{answer['mem_mib']} MiB")
-    print("actions  " + ("  ".join(f"{k} {v}" for k, v in answer["actions"].items()) or "none"))
+    # the broker knows those that have ended until their clients have the results: no total
+    live = [f"{k} {v}" for k, v in answer["actions"].items() if k not in ENDED]
+    print("actions  " + ("  ".join(live) or "none"))
     if "slurm" in answer:
         print(_slurm(answer["slurm"]))
     for line in elastic_lines(answer["elastic"], brief=True) if answer["elastic"] else ():
