@@ -81,7 +81,7 @@ class Events:
                     return
 
 
-class Output:
+class CapturedStream:
     """Turns what is written to one of the descriptors 1 and 2 into events, whoever writes it."""
 
     def __init__(self, fd: int, name: str, events: Events) -> None:
@@ -138,7 +138,8 @@ class Kernel:
         self._loop: Any = None  # of asyncio, which is imported when code awaits
         self._done, self._wake = os.pipe()
         self._null = os.open(os.devnull, os.O_RDONLY)
-        self._outputs = [Output(1, "stdout", self._events), Output(2, "stderr", self._events)]
+        self._outputs = [CapturedStream(1, "stdout", self._events),
+                         CapturedStream(2, "stderr", self._events)]
         main = types.ModuleType("__main__")
         main.__dict__.update(__builtins__=builtins, display=self._display)
         sys.modules["__main__"], self._names, sys.argv = main, main.__dict__, [""]

@@ -52,7 +52,8 @@ def test_only_what_the_server_offers_can_be_had() -> None:
                                ("py:v2", {}), ("base", {"image": "ghcr.io/" + task})):
         with pytest.raises(ApiError) as caught:
             wanted(offered, template, metadata)
-        assert caught.value.status == 404 and "base, py" in caught.value.message
+        assert caught.value.status == 404
+        assert "base, code-interpreter-v1, py" in caught.value.message
 
 
 def test_amounts_are_read_from_the_metadata() -> None:

@@ -145,11 +145,10 @@ def test_an_unknown_sandbox_is_gone(players: tuple[Player, Player]) -> None:
 
 
 def test_a_port_of_a_sandbox_is_not_served_and_told_so(players: tuple[Player, Player]) -> None:
-    """e2b-code-interpreter asks Jupyter at port 49999, for contexts without any token."""
     for headers in ({}, {"X_Access_Token": ""}):
-        for path in ("/execute", "/contexts", "/health"):
-            told = players[0].data("POST", path, b"{}", E2b_Sandbox_Port="49999", **headers)
-            assert told.status == 501 and "port 49999 of the sandbox" in told.json["message"]
+        for port, path in (("3000", "/execute"), ("3000", "/"), ("49999", "/kernels")):
+            told = players[0].data("POST", path, b"{}", E2b_Sandbox_Port=port, **headers)
+            assert told.status == 501 and f"port {port} of the sandbox" in told.json["message"]
     told = players[0].data("POST", "/execute", b"{}", E2b_Sandbox_Port="49999",
                            E2b_Sandbox_Id="i" + "0" * 20)
     assert told.status == 502 and told.json["message"] == "The sandbox was not found"
