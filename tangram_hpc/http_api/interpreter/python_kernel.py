@@ -229,6 +229,7 @@ class Kernel:
 
     def _cell(self, code: str, name: str) -> None:
         linecache.cache[name] = len(code), None, code.splitlines(True), name
+        # with `dont_inherit`, as this program's own __future__ would hold for the code too
         try:
             tree = compile(code, name, "exec", ast.PyCF_ONLY_AST | AWAIT)
         except SyntaxError:
@@ -237,9 +238,9 @@ class Kernel:
             code = SHELL_LINE.sub(as_call, code)
             tree = compile(code, name, "exec", ast.PyCF_ONLY_AST | AWAIT)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-        self._do(compile(tree, name, "exec", AWAIT))
+        self._do(compile(tree, name, "exec", AWAIT, True))
         if last is not None:
-            value = self._do(compile(ast.Expression(last.value), name, "eval", AWAIT))
+            value = self._do(compile(ast.Expression(last.value), name, "eval", AWAIT, True))
             if value is not None:
                 self._names["_"] = value
                 self._show(value, True)

@@ -224,3 +224,8 @@ def test_calls_at_one_time_run_one_after_the_other(contexts: Contexts) -> None:
                   if event["type"] == "number_of_executions") == list(range(1, 9))
     left = {path.name for path in contexts.folder.glob(f".run-code/{DEFAULT}/*")}
     assert left == {"alive", "calls", "cwd"}
+
+
+def test_code_does_not_have_the_future_features_of_the_program(contexts: Contexts) -> None:
+    told = contexts.run("def f(x: int): pass\nf.__annotations__")
+    assert told.text("result") == "{'x': <class 'int'>}"
