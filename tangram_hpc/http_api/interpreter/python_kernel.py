@@ -202,10 +202,11 @@ class Kernel:
     def _run(self, code: str, envs: dict[str, str]) -> None:
         self._count += 1
         self._events.tell("number_of_executions", execution_count=self._count)
-        before = {name: os.environ.get(name) for name in envs}
-        os.environ.update(envs)
+        before: dict[str, str | None] = {}
         error = None
         try:
+            before = {name: os.environ.get(name) for name in envs}
+            os.environ.update(envs)
             self._running = True
             try:
                 self._cell(code, f"<cell {self._count}>")
@@ -215,7 +216,7 @@ class Kernel:
             error = raised
         self._drain()
         if error is not None:
-            self._events.tell("error", name=type(error).__name__, value=str(error),
+            self._events.tell("error", name=type(error).__name__, value=message(error),
                               traceback=told(error))
         for name, value in before.items():
             os.environ.pop(name, None)
@@ -277,6 +278,14 @@ def as_call(line: re.Match[str]) -> str:
     """Returns Python for a line of the shell in code (`!ls`, `%pip install NAME`)."""
     command = f"{sys.executable} -m {line[3]}" if line[2] == "%" else line[3]
     return f"{line[1]}__import__('subprocess').run({command!r}, shell=True) and None"
+
+
+def message(error: BaseException) -> str:
+    """Returns an error's message, which code of the user's may make."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - the code may raise anything
+        return "<the message of this error cannot be made>"
 
 
 def told(error: BaseException) -> str:

@@ -229,3 +229,12 @@ def test_calls_at_one_time_run_one_after_the_other(contexts: Contexts) -> None:
 def test_code_does_not_have_the_future_features_of_the_program(contexts: Contexts) -> None:
     told = contexts.run("def f(x: int): pass\nf.__annotations__")
     assert told.text("result") == "{'x': <class 'int'>}"
+
+
+def test_an_error_without_a_message_and_a_wrong_variable_end_no_kernel(contexts: Contexts) -> None:
+    contexts.run("x = 1")
+    told = contexts.run("class Bad(Exception):\n    def __str__(self): return 1 / 0\nraise Bad")
+    assert told.error == ("Bad", "<the message of this error cannot be made>")
+    assert contexts.run("1", **{"A=B": ""}).error[0] == "ValueError"  # type: ignore[index]
+    assert contexts.run("1", A="\ud800").error[0] == "UnicodeEncodeError"  # type: ignore[index]
+    assert contexts.run("import os\nx, 'A' in os.environ").text("result") == "(1, False)"
