@@ -349,8 +349,13 @@ def become_kernel(alive: int, calls: int, folder: str) -> None:
         except OSError:  # earlier code has removed it
             os.chdir("/")
     sys.path[0] = ""
-    for fd in (alive, calls):  # else a process that the code leaves behind would pass for it
-        os.register_at_fork(after_in_child=lambda fd=fd: os.close(fd))
+    held = [alive, calls]
+
+    def leave() -> None:  # else a process that the code leaves behind would pass for the kernel
+        while held:  # its own processes find none, and keep files that have these numbers by then
+            os.close(held.pop())
+
+    os.register_at_fork(after_in_child=leave)
     Kernel().serve(calls, folder)
 
 

@@ -238,3 +238,11 @@ def test_an_error_without_a_message_and_a_wrong_variable_end_no_kernel(contexts:
     assert contexts.run("1", **{"A=B": ""}).error[0] == "ValueError"  # type: ignore[index]
     assert contexts.run("1", A="\ud800").error[0] == "UnicodeEncodeError"  # type: ignore[index]
     assert contexts.run("import os\nx, 'A' in os.environ").text("result") == "(1, False)"
+
+
+def test_a_process_of_a_process_of_the_code_keeps_its_files(contexts: Contexts) -> None:
+    told = contexts.run("import os\npid = os.fork()\nif pid == 0:\n"
+                        "    files = [open('f', 'w') for _ in range(4)]\n    if os.fork() == 0:\n"
+                        "        for file in files: print(os.fstat(file.fileno()).st_size)\n"
+                        "    else:\n        os.wait()\n    os._exit(0)\n_ = os.waitpid(pid, 0)")
+    assert told.text("stdout") == 4 * "0\n" and told.text("stderr") == ""
