@@ -318,8 +318,12 @@ def locked(folder: str) -> int | None:
     return fd
 
 
-def call(folder: str, name: str) -> None:
-    """Names a call to the kernel of a context; starts the kernel if it does not live."""
+def call(folder: str, name: str) -> int:
+    """Names a call to the kernel of a context; starts the kernel if it does not live.
+
+    Returns:
+        The pipe. While somebody has it open, the next kernel finds what this one has not taken.
+    """
     pipe, alive = os.path.join(folder, "calls"), locked(folder)
     if alive is not None and not os.path.exists(pipe):
         os.mkfifo(pipe, 0o600)
@@ -332,7 +336,7 @@ def call(folder: str, name: str) -> None:
             os._exit(1)
     if alive is not None:
         os.close(alive)
-    os.close(calls)
+    return calls
 
 
 def become_kernel(alive: int, calls: int, folder: str) -> None:
@@ -373,7 +377,7 @@ def run(folder: str, *parts: str) -> None:
     with open(path + ".json", "w") as file:
         file.write("".join(parts))
     write(b'{"type": "started"}\n')
-    call(folder, name)
+    calls = call(folder, name)
     taken = select.poll()
     taken.register(events, select.POLLIN)
     starts, last = 1, b""
@@ -381,8 +385,9 @@ def run(folder: str, *parts: str) -> None:
         alive = locked(folder)
         if alive is not None:  # the kernel has ended without this call
             os.close(alive)
-            call(folder, name)
+            os.close(call(folder, name))
             starts += 1
+    os.close(calls)
     os.set_blocking(events, starts < STARTS_MAX)
     while not last.endswith(END):
         data = os.read(events, 1 << 16)

@@ -246,3 +246,15 @@ def test_a_process_of_a_process_of_the_code_keeps_its_files(contexts: Contexts) 
                         "        for file in files: print(os.fstat(file.fileno()).st_size)\n"
                         "    else:\n        os.wait()\n    os._exit(0)\n_ = os.waitpid(pid, 0)")
     assert told.text("stdout") == 4 * "0\n" and told.text("stderr") == ""
+
+
+def test_calls_that_wait_while_the_kernel_dies_are_carried_out(contexts: Contexts) -> None:
+    """The first of them started a new kernel, and the others waited for ever."""
+    contexts.run("import os, time")
+    first = contexts.begin("print('begun')\ntime.sleep(2)\nos._exit(1)")
+    assert first.stdout is not None
+    until(lambda: b"begun" in first.stdout.readline())  # type: ignore[union-attr]
+    waiting = [contexts.begin(f"{n}") for n in range(4)]
+    assert b"KernelDied" in first.communicate(timeout=60)[0]
+    told = [caller.communicate(timeout=60)[0] for caller in waiting]
+    assert all(b'"text": "%d"' % n in each for n, each in enumerate(told)), told
