@@ -252,7 +252,15 @@ class Kernel:
             import asyncio
 
             self._loop = self._loop or asyncio.new_event_loop()
-            value = self._loop.run_until_complete(value)
+            task = self._loop.create_task(value)
+            try:
+                value = self._loop.run_until_complete(task)
+            except BaseException:
+                if not task.done():  # else it would go on when a later call awaits
+                    task.cancel()
+                    with suppress(asyncio.CancelledError):
+                        self._loop.run_until_complete(task)
+                raise
         return value
 
     def _display(self, *values: Any) -> None:

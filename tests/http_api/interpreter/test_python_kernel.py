@@ -258,3 +258,14 @@ def test_calls_that_wait_while_the_kernel_dies_are_carried_out(contexts: Context
     assert b"KernelDied" in first.communicate(timeout=60)[0]
     told = [caller.communicate(timeout=60)[0] for caller in waiting]
     assert all(b'"text": "%d"' % n in each for n, each in enumerate(told)), told
+
+
+def test_code_that_awaits_ends_with_its_interrupt(contexts: Contexts) -> None:
+    """It went on as soon as a later call awaited something."""
+    caller = contexts.begin("import asyncio\ntry:\n    print('begun')\n    await asyncio.sleep(1)\n"
+                            "finally:\n    x = 1\nx = 2")
+    assert caller.stdout is not None
+    until(lambda: b"begun" in caller.stdout.readline())  # type: ignore[union-attr]
+    caller.kill()
+    caller.communicate()
+    assert contexts.run("await asyncio.sleep(1.5)\nx").text("result") == "1"
