@@ -46,6 +46,7 @@ SHELL_LINE = re.compile(r"^([ \t]*)(!|%(?=pip\b))(.*)$", re.MULTILINE)
 FORMATS = {"html": "_repr_html_", "markdown": "_repr_markdown_", "svg": "_repr_svg_",
            "png": "_repr_png_", "jpeg": "_repr_jpeg_", "pdf": "_repr_pdf_",
            "latex": "_repr_latex_", "json": "_repr_json_", "javascript": "_repr_javascript_"}
+NO_METHOD = "_ipython_canary_method_should_not_exist_"  # who has it has all, such as a mock
 
 
 class Events:
@@ -270,8 +271,9 @@ class Kernel:
 
     def _show(self, value: Any, is_main: bool) -> None:
         shown = {"text": repr(value)}
+        plain = isinstance(value, type) or hasattr(value, NO_METHOD)
         for name, method in FORMATS.items():
-            if not isinstance(value, type) and callable(getattr(value, method, None)):
+            if not plain and callable(getattr(value, method, None)):
                 found = getattr(value, method)()
                 found = found[0] if isinstance(found, tuple) else found
                 if isinstance(found, bytes):

@@ -269,3 +269,8 @@ def test_code_that_awaits_ends_with_its_interrupt(contexts: Contexts) -> None:
     caller.kill()
     caller.communicate()
     assert contexts.run("await asyncio.sleep(1.5)\nx").text("result") == "1"
+
+
+def test_an_object_that_has_every_attribute_is_shown_by_its_text(contexts: Contexts) -> None:
+    told = contexts.run("from unittest.mock import MagicMock\nMagicMock(name='m')")
+    assert told.error is None and told.text("result").startswith("<MagicMock name='m'")
