@@ -136,6 +136,7 @@ class Kernel:
 
     def __init__(self) -> None:
         self._events, self._count, self._running = Events(), 0, False
+        self._pid = os.getpid()
         self._loop: Any = None  # of asyncio, which is imported when code awaits
         self._done, self._wake = os.pipe()
         self._null = os.open(os.devnull, os.O_RDONLY)
@@ -215,6 +216,8 @@ class Kernel:
                 self._running = False
         except BaseException as raised:  # noqa: BLE001 - the code may raise anything
             error = raised
+        if os.getpid() != self._pid:
+            end_forked(error)
         self._drain()
         if error is not None:
             self._events.tell("error", name=type(error).__name__, value=message(error),
@@ -288,6 +291,17 @@ def as_call(line: re.Match[str]) -> str:
     """Returns Python for a line of the shell in code (`!ls`, `%pip install NAME`)."""
     command = f"{sys.executable} -m {line[3]}" if line[2] == "%" else line[3]
     return f"{line[1]}__import__('subprocess').run({command!r}, shell=True) and None"
+
+
+def end_forked(error: BaseException | None) -> None:
+    """Ends a process that the code has forked and that has come to the code's end."""
+    status = error.code if isinstance(error, SystemExit) else None if error is None else told(error)
+    with suppress(OSError, ValueError):  # the code has closed them
+        if not isinstance(status, (int, type(None))):
+            print(str(status).rstrip("\n"), file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status if isinstance(status, int) else int(status is not None))
 
 
 def message(error: BaseException) -> str:

@@ -274,3 +274,14 @@ def test_code_that_awaits_ends_with_its_interrupt(contexts: Contexts) -> None:
 def test_an_object_that_has_every_attribute_is_shown_by_its_text(contexts: Contexts) -> None:
     told = contexts.run("from unittest.mock import MagicMock\nMagicMock(name='m')")
     assert told.error is None and told.text("result").startswith("<MagicMock name='m'")
+
+
+def test_a_forked_process_that_comes_to_the_end_of_the_code_ends(contexts: Contexts) -> None:
+    """It ended after seconds, with status 1 whatever it said."""
+    contexts.run("import os, sys, time")
+    for end, status in (("sys.exit(3)", 3), ("pass", 0), ("sys.exit()", 0), ("1 / 0", 1)):
+        told = contexts.run(f"began = time.monotonic()\nif os.fork() == 0:\n    print('child')\n"
+                            f"    {end}\nelse:\n"
+                            "    print(os.wait()[1] >> 8, time.monotonic() - began < 2)")
+        assert told.text("stdout") == f"child\n{status} True\n" and told.error is None
+    assert "1 / 0" in told.text("stderr")
