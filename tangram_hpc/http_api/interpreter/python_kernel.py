@@ -331,14 +331,15 @@ def forget(path: str) -> None:
 
 
 def locked(folder: str) -> int | None:
-    """Returns the locked descriptor of `alive`, for the kernel that is to be started; None if one
-    lives."""
+    """Returns the locked descriptor of `alive`, for the kernel that is to be started, and empties
+    the file; None if one lives."""
     fd = os.open(os.path.join(folder, "alive"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(fd)
         return None
+    os.ftruncate(fd, 0)
     return fd
 
 
@@ -366,7 +367,6 @@ def call(folder: str, name: str) -> int:
 def become_kernel(alive: int, calls: int, folder: str) -> None:
     """Makes this process the kernel of a context, which ends with its sandbox."""
     os.setsid()
-    os.ftruncate(alive, 0)
     os.write(alive, b"%d" % os.getpid())
     low, high = sorted((alive, calls))
     for first, end in ((3, low), (low + 1, high), (high + 1, high + 64)):
@@ -452,12 +452,14 @@ def describe(folder: str) -> dict[str, str]:
 def stop(folder: str) -> None:
     """Ends the kernel of a context, if it lives."""
     alive = locked(folder)
-    if alive is None:
+    while alive is None:
         with open(os.path.join(folder, "alive")) as file:
-            os.kill(int(file.read()), signal.SIGKILL)
-        while alive is None:
-            time.sleep(0.005)
-            alive = locked(folder)
+            pid = file.read()
+        if pid:  # else it is being started
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        time.sleep(0.005)
+        alive = locked(folder)
     os.close(alive)
 
 

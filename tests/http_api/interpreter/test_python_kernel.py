@@ -285,3 +285,14 @@ def test_a_forked_process_that_comes_to_the_end_of_the_code_ends(contexts: Conte
                             "    print(os.wait()[1] >> 8, time.monotonic() - began < 2)")
         assert told.text("stdout") == f"child\n{status} True\n" and told.error is None
     assert "1 / 0" in told.text("stderr")
+
+
+def test_a_restart_while_the_kernel_starts_waits_for_it(contexts: Contexts) -> None:
+    """It failed, as the file did not have the kernel's number yet, or had that of one before."""
+    assert contexts.ask("make", "c", ".")[0] == 0
+    starting = python_kernel.locked(str(contexts.folder / ".run-code" / "c"))
+    assert starting is not None
+    restart = contexts.start("restart", "c")
+    time.sleep(1)
+    os.close(starting)
+    assert (restart.communicate(timeout=60), restart.returncode) == ((b"", b""), 0)
