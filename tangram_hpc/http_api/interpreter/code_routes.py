@@ -108,18 +108,20 @@ async def _lines(processes: Processes, process: SandboxProcess, listener: EventL
         ApiError: it has ended without a line, so it was not begun.
         RpcError: the same, as its sandbox or its worker has ended.
     """
-    held, said, begun = b"", b"", False
+    held: list[bytes] = []  # the pieces of a line that has not ended
+    said, begun = b"", False
     end: dict[str, Any] = {"exitCode": 0, "status": ""}
     try:
         while (event := await listener.get()) is not None:
             data = event.get("data", {})
             end = event.get("end", end)
             said = (said + base64.b64decode(data.get("stderr", "")))[:4096]
-            whole, newline, held = (held + base64.b64decode(data.get("stdout", ""))
-                                    ).rpartition(b"\n")
+            whole, newline, rest = base64.b64decode(data.get("stdout", "")).rpartition(b"\n")
             if newline:
                 begun = True
-                yield whole + newline
+                yield b"".join((*held, whole, newline))
+                held = []
+            held.append(rest)
         if not begun:
             raise _refusal(end["exitCode"], said.decode(errors="replace").strip())
         if end["exitCode"] or said:  # as after a kill, or where output was dropped
