@@ -406,11 +406,14 @@ def run(folder: str, *parts: str) -> None:
     taken.register(events, select.POLLIN)
     starts, last = 1, b""
     while not taken.poll(LOOK_S * 1000) and starts < STARTS_MAX:
-        alive = locked(folder)
-        if alive is not None:  # the kernel has ended without this call
-            os.close(alive)
-            os.close(call(folder, name))
-            starts += 1
+        try:
+            alive = locked(folder)
+            if alive is not None:  # the kernel has ended without this call
+                os.close(alive)
+                os.close(call(folder, name))
+                starts += 1
+        except FileNotFoundError:  # the context has been dropped
+            starts = STARTS_MAX
     os.close(calls)
     os.set_blocking(events, starts < STARTS_MAX)
     while not last.endswith(END):
@@ -449,8 +452,9 @@ def describe(folder: str) -> dict[str, str]:
         return {"id": os.path.basename(folder), "language": "python", "cwd": file.read()}
 
 
-def stop(folder: str) -> None:
-    """Ends the kernel of a context, if it lives."""
+def ended(folder: str) -> int:
+    """Ends the kernel of a context, if it lives; returns the locked descriptor of `alive`, without
+    which no other is started."""
     alive = locked(folder)
     while alive is None:
         with open(os.path.join(folder, "alive")) as file:
@@ -460,15 +464,21 @@ def stop(folder: str) -> None:
                 os.kill(int(pid), signal.SIGKILL)
         time.sleep(0.005)
         alive = locked(folder)
-    os.close(alive)
+    return alive
+
+
+def stop(folder: str) -> None:
+    """Ends the kernel of a context, if it lives."""
+    os.close(ended(folder))
 
 
 def drop(folder: str) -> None:
     """Ends a context."""
-    stop(folder)
+    alive = ended(folder)
     for name in os.listdir(folder):
         os.unlink(os.path.join(folder, name))
     os.rmdir(folder)
+    os.close(alive)
 
 
 def main(verb: str, *words: str) -> int:

@@ -296,3 +296,20 @@ def test_a_restart_while_the_kernel_starts_waits_for_it(contexts: Contexts) -> N
     time.sleep(1)
     os.close(starting)
     assert (restart.communicate(timeout=60), restart.returncode) == ((b"", b""), 0)
+
+
+def test_calls_of_a_context_that_is_dropped_are_told_that_it_has_ended(contexts: Contexts) -> None:
+    """One that waited was told a traceback, or started a kernel that stayed without a folder."""
+    assert contexts.ask("make", "c", ".")[0] == 0
+    running = contexts.begin("import time\nprint('begun')\ntime.sleep(60)", "c")
+    assert running.stdout is not None
+    until(lambda: b"begun" in running.stdout.readline())  # type: ignore[union-attr]
+    waiting = [contexts.begin("1", "c") for _ in range(3)]
+    for caller in waiting:
+        assert caller.stdout is not None and b"started" in caller.stdout.readline()
+    time.sleep(0.1)
+    assert contexts.ask("drop", "c") == (0, "", "")
+    for caller in (running, *waiting):
+        out, err = caller.communicate(timeout=60)
+        assert b"KernelDied" in out and (caller.returncode, err) == (0, b"")
+    assert not (contexts.folder / ".run-code" / "c").exists()
