@@ -349,10 +349,9 @@ def call(folder: str, name: str) -> int:
     Returns:
         The pipe. While somebody has it open, the next kernel finds what this one has not taken.
     """
-    pipe, alive = os.path.join(folder, "calls"), locked(folder)
-    if alive is not None and not os.path.exists(pipe):
-        os.mkfifo(pipe, 0o600)
-    calls = os.open(pipe, os.O_RDWR)  # which succeeds also while the kernel is being started
+    alive = locked(folder)
+    # which succeeds also while the kernel is being started
+    calls = os.open(os.path.join(folder, "calls"), os.O_RDWR)
     os.write(calls, name.encode())
     if alive is not None and os.fork() == 0:
         try:
@@ -440,9 +439,16 @@ def write(data: bytes) -> None:
 def make(folder: str, cwd: str) -> dict[str, str]:
     """Makes a context whose kernel begins in a directory; returns what tells about it."""
     os.chdir(os.path.expanduser(cwd))
-    os.makedirs(folder, 0o700)
-    with open(os.path.join(folder, "cwd"), "w") as file:
+    base = os.path.dirname(folder)
+    os.makedirs(base, 0o700, exist_ok=True)
+    new = tempfile.mkdtemp(prefix=".run-code-", dir=os.path.dirname(base))
+    with open(os.path.join(new, "cwd"), "w") as file:
         file.write(os.getcwd())
+    os.mkfifo(os.path.join(new, "calls"), 0o600)
+    try:
+        os.rename(new, folder)
+    except OSError:  # another call has made it meanwhile
+        clear(new)
     return describe(folder)
 
 
@@ -475,10 +481,15 @@ def stop(folder: str) -> None:
 def drop(folder: str) -> None:
     """Ends a context."""
     alive = ended(folder)
+    clear(folder)
+    os.close(alive)
+
+
+def clear(folder: str) -> None:
+    """Removes a context's folder."""
     for name in os.listdir(folder):
         os.unlink(os.path.join(folder, name))
     os.rmdir(folder)
-    os.close(alive)
 
 
 def main(verb: str, *words: str) -> int:

@@ -313,3 +313,14 @@ def test_calls_of_a_context_that_is_dropped_are_told_that_it_has_ended(contexts:
         out, err = caller.communicate(timeout=60)
         assert b"KernelDied" in out and (caller.returncode, err) == (0, b"")
     assert not (contexts.folder / ".run-code" / "c").exists()
+
+
+def test_two_first_calls_at_one_time_have_one_context(tmp_path: Path,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second failed where the first had just made the folder."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / ".run-code" / DEFAULT
+    first, second = (python_kernel.make(str(folder), ".") for _ in range(2))
+    assert first == second == {"id": DEFAULT, "language": "python", "cwd": str(tmp_path)}
+    assert {path.name for path in folder.iterdir()} == {"calls", "cwd"}
+    assert [path.name for path in tmp_path.iterdir()] == [".run-code"]
