@@ -1,4 +1,4 @@
-"""The Connect protocol over HTTP/1.1, as far as the E2B wire uses it: JSON, no compression. Pure.
+"""The Connect protocol over HTTP/1.1, as far as the E2B wire uses it: JSON, no compression. No I/O.
 
 A single call is a POST with a JSON body. A stream is a sequence of envelopes. Each envelope has one
 byte of flags, four bytes of length (big endian) and as many bytes of JSON as the length says. The

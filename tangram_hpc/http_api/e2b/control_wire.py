@@ -138,7 +138,8 @@ class SandboxAnswer(BaseModel):
         envdVersion: the version by which the client chooses the form of some requests.
         envdAccessToken: the value that each request to the sandbox must send as X-Access-Token.
         trafficAccessToken: the value that requests to a port of the sandbox send as
-            E2B-Traffic-Access-Token; it permits `run_code` and nothing else.
+            E2B-Traffic-Access-Token. It opens `run_code` alone, whose code can do in the sandbox
+            what commands can.
     """
 
     templateID: str

@@ -14,7 +14,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any
 
 from ... import ActionState, ExecResult, FileMissing, Future, Session, TangramError
@@ -125,7 +125,10 @@ class Processes:
 
     def _kill_soon(self, process: SandboxProcess) -> None:
         """Begins to kill a command that runs in the background and counts as ended."""
-        task = asyncio.ensure_future(self._kill(process))
+        self._begin(self._kill(process))
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.ensure_future(work)
         self._tasks.add(task)  # the loop itself keeps no reference to its tasks
         task.add_done_callback(self._tasks.discard)
 
@@ -138,9 +141,7 @@ class Processes:
                 await self.signal(process, signal.SIGTERM)
 
         if not process.ended:
-            task = asyncio.ensure_future(end())
-            self._tasks.add(task)  # the loop itself keeps no reference to its tasks
-            task.add_done_callback(self._tasks.discard)
+            self._begin(end())
 
     async def _kill(self, process: SandboxProcess) -> None:
         assert process.started is not None

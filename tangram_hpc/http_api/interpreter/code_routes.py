@@ -66,7 +66,7 @@ async def execute(call: CodeCall, request: Request) -> Response:
         CommandConfig("python3", ("-c", PROGRAM, "run", _id(call.context_id or DEFAULT), *parts),
                       listed=False), False, None)
     lines = _lines(processes, process, listener)
-    return StreamingResponse(_after(await _first(lines), lines), media_type="application/json")
+    return StreamingResponse(_after(await anext(lines), lines), media_type="application/json")
 
 
 @router.get("/contexts")
@@ -102,7 +102,7 @@ async def restart_context(number: str, request: Request) -> Response:
 
 async def _lines(processes: Processes, process: SandboxProcess, listener: EventListener
                  ) -> AsyncIterator[bytes]:
-    """Yields whole lines of what the call prints.
+    """Yields whole lines of what the call prints, one at least.
 
     Raises:
         ApiError: it has ended without a line, so it was not begun.
@@ -138,12 +138,6 @@ async def _lines(processes: Processes, process: SandboxProcess, listener: EventL
 def _failed(why: str) -> bytes:
     error = {"type": "error", "name": "CallFailed", "value": why, "traceback": ""}
     return json.dumps(error).encode() + b"\n"
-
-
-async def _first(lines: AsyncIterator[bytes]) -> bytes:
-    async for line in lines:
-        return line
-    raise AssertionError("a call without a line raises")
 
 
 async def _after(first: bytes, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

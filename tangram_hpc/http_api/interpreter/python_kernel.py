@@ -35,7 +35,7 @@ from typing import Any, TextIO
 DEFAULT = "default"  # the context of calls that name none; it is made when it is needed
 REFUSED, UNKNOWN = 3, 4  # exit statuses: for a directory, and for a context, that is not there
 NAME = 32  # the length of a call's name, which a pipe takes whole
-STARTS_MAX = 3  # of a kernel that ends before it takes the call
+STARTS_MAX = 3  # kernels that a call starts, if each ends before it takes the call
 END = b'{"type": "end_of_execution"}\n'
 GRACE_S = 2.0  # code that is interrupted and goes on for longer ends with its kernel
 LOOK_S = 0.2  # between two looks whether a kernel lives that has not taken a call
@@ -234,17 +234,13 @@ class Kernel:
 
     def _cell(self, code: str, name: str) -> None:
         linecache.cache[name] = len(code), None, code.splitlines(True), name
-        # with `dont_inherit`, as this program's own __future__ would hold for the code too
-        try:
-            tree = compile(code, name, "exec", ast.PyCF_ONLY_AST | AWAIT)
-        except SyntaxError:
-            if not SHELL_LINE.search(code):
-                raise
-            code = SHELL_LINE.sub(as_call, code)
-            tree = compile(code, name, "exec", ast.PyCF_ONLY_AST | AWAIT)
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        tree = parsed(code, name)
+        last = tree.body[-1] if tree.body else None
+        if isinstance(last, ast.Expr):
+            tree.body.pop()
+        # by the last argument this program's own __future__ does not hold for the code
         self._do(compile(tree, name, "exec", AWAIT, True))
-        if last is not None:
+        if isinstance(last, ast.Expr):
             value = self._do(compile(ast.Expression(last.value), name, "eval", AWAIT, True))
             if value is not None:
                 self._names["_"] = value
@@ -287,6 +283,19 @@ class Kernel:
         self._events.tell("result", is_main_result=is_main, **shown)
 
 
+def parsed(code: str, name: str) -> ast.Module:
+    """Returns the tree of code. If it is no Python as it stands, lines of the shell in it are made
+    into calls first."""
+    try:
+        tree = compile(code, name, "exec", ast.PyCF_ONLY_AST | AWAIT)
+    except SyntaxError:
+        if not SHELL_LINE.search(code):
+            raise
+        tree = compile(SHELL_LINE.sub(as_call, code), name, "exec", ast.PyCF_ONLY_AST | AWAIT)
+    assert isinstance(tree, ast.Module)
+    return tree
+
+
 def as_call(line: re.Match[str]) -> str:
     """Returns Python for a line of the shell in code (`!ls`, `%pip install NAME`)."""
     command = f"{sys.executable} -m {line[3]}" if line[2] == "%" else line[3]
@@ -295,7 +304,11 @@ def as_call(line: re.Match[str]) -> str:
 
 def end_forked(error: BaseException | None) -> None:
     """Ends a process that the code has forked and that has come to the code's end."""
-    status = error.code if isinstance(error, SystemExit) else None if error is None else told(error)
+    status: object = None
+    if isinstance(error, SystemExit):
+        status = error.code
+    elif error is not None:
+        status = told(error)
     with suppress(OSError, ValueError):  # the code has closed them
         if not isinstance(status, (int, type(None))):
             print(str(status).rstrip("\n"), file=sys.stderr)
@@ -305,7 +318,7 @@ def end_forked(error: BaseException | None) -> None:
 
 
 def message(error: BaseException) -> str:
-    """Returns an error's message, which code of the user's may make."""
+    """Returns an error's message. It may come from a method of the user's class, which may fail."""
     try:
         return str(error)
     except Exception:  # noqa: BLE001 - the code may raise anything
@@ -400,22 +413,10 @@ def run(folder: str, *parts: str) -> None:
     with open(path + ".json", "w") as file:
         file.write("".join(parts))
     write(b'{"type": "started"}\n')
-    calls = call(folder, name)
-    taken = select.poll()
-    taken.register(events, select.POLLIN)
-    starts, last = 1, b""
-    while not taken.poll(LOOK_S * 1000) and starts < STARTS_MAX:
-        try:
-            alive = locked(folder)
-            if alive is not None:  # the kernel has ended without this call
-                os.close(alive)
-                os.close(call(folder, name))
-                starts += 1
-        except FileNotFoundError:  # the context has been dropped
-            starts = STARTS_MAX
-    os.close(calls)
-    os.set_blocking(events, starts < STARTS_MAX)
-    while not last.endswith(END):
+    taken = is_taken(folder, name, events)
+    os.set_blocking(events, taken)
+    last = b""
+    while taken and not last.endswith(END):
         data = os.read(events, 1 << 16)
         if not data:
             break
@@ -428,6 +429,30 @@ def run(folder: str, *parts: str) -> None:
                           "lost; it may have used up the sandbox's memory"}
         cut = last and not last.endswith(b"\n")
         write((b"\n" if cut else b"") + json.dumps(error).encode() + b"\n")
+
+
+def is_taken(folder: str, name: str, events: int) -> bool:
+    """Names a call to the kernel, and waits until the kernel has taken it. Returns False if the
+    kernel and `STARTS_MAX` - 1 more have ended before, or if the context has been dropped.
+    """
+    calls = call(folder, name)
+    taken = select.poll()
+    taken.register(events, select.POLLIN)
+    starts = 1
+    try:
+        while not taken.poll(LOOK_S * 1000):
+            alive = locked(folder)
+            if alive is not None:  # the kernel has ended without this call
+                os.close(alive)
+                if starts == STARTS_MAX:
+                    return False
+                os.close(call(folder, name))
+                starts += 1
+    except FileNotFoundError:  # the context has been dropped
+        return False
+    finally:
+        os.close(calls)
+    return True
 
 
 def write(data: bytes) -> None:

@@ -83,6 +83,17 @@ def until(holds: Any) -> None:
         time.sleep(0.01)
 
 
+def await_begun(caller: subprocess.Popen[bytes]) -> None:
+    """Returns when the code of a call has printed `begun`."""
+    while b"begun" not in (line := caller.stdout.readline()):  # type: ignore[union-attr]
+        assert line, "the call has ended"
+
+
+def end(caller: subprocess.Popen[bytes]) -> None:
+    caller.kill()
+    caller.communicate()
+
+
 def test_variables_stay_and_the_last_expression_is_the_result(contexts: Contexts) -> None:
     first = contexts.run("x = 3\nprint('hi')\nx * 2")
     assert [event["type"] for event in first.events] == [
@@ -197,20 +208,16 @@ def test_code_whose_caller_is_gone_is_interrupted(contexts: Contexts) -> None:
     contexts.run("x = 1")
     caller = contexts.begin("import time\ntry:\n    print('begun')\n    time.sleep(100)\n"
                             "except KeyboardInterrupt:\n    x = 2")
-    assert caller.stdout is not None
-    until(lambda: b"begun" in caller.stdout.readline())  # type: ignore[union-attr]
-    caller.kill()
-    caller.communicate()
+    await_begun(caller)
+    end(caller)
     assert contexts.run("x").text("result") == "2"
 
 
 def test_code_that_ignores_its_interrupt_ends_with_its_kernel(contexts: Contexts) -> None:
     caller = contexts.begin("import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
                             "print('begun')\nwhile True: pass")
-    assert caller.stdout is not None
-    until(lambda: b"begun" in caller.stdout.readline())  # type: ignore[union-attr]
-    caller.kill()
-    caller.communicate()
+    await_begun(caller)
+    end(caller)
     assert contexts.run("1").of("number_of_executions")[0]["execution_count"] == 1
 
 
@@ -251,8 +258,7 @@ def test_calls_that_wait_while_the_kernel_dies_are_carried_out(contexts: Context
     """The first of them started a new kernel, and the others waited for ever."""
     contexts.run("import os, time")
     first = contexts.begin("print('begun')\ntime.sleep(2)\nos._exit(1)")
-    assert first.stdout is not None
-    until(lambda: b"begun" in first.stdout.readline())  # type: ignore[union-attr]
+    await_begun(first)
     waiting = [contexts.begin(f"{n}") for n in range(4)]
     assert b"KernelDied" in first.communicate(timeout=60)[0]
     told = [caller.communicate(timeout=60)[0] for caller in waiting]
@@ -263,10 +269,8 @@ def test_code_that_awaits_ends_with_its_interrupt(contexts: Contexts) -> None:
     """It went on as soon as a later call awaited something."""
     caller = contexts.begin("import asyncio\ntry:\n    print('begun')\n    await asyncio.sleep(1)\n"
                             "finally:\n    x = 1\nx = 2")
-    assert caller.stdout is not None
-    until(lambda: b"begun" in caller.stdout.readline())  # type: ignore[union-attr]
-    caller.kill()
-    caller.communicate()
+    await_begun(caller)
+    end(caller)
     assert contexts.run("await asyncio.sleep(1.5)\nx").text("result") == "1"
 
 
