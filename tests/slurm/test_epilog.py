@@ -89,6 +89,21 @@ def folder(base: Path, name: str, uid: int = USER) -> Path:
     return made
 
 
+def lent_numbers(base: Path, lines: str) -> dict[str, Path]:
+    """What to bind for an epilog that reads these lines in /etc/subuid and /etc/subgid.
+
+    The whole folder is replaced, because a mount on one of its files vanishes when another test
+    adds a user to the machine: a new file is renamed over it.
+    """
+    etc, alternatives = base / "etc", Path("/etc/alternatives")  # awk may lie there
+    etc.mkdir()
+    if alternatives.is_dir():
+        shutil.copytree(alternatives, etc / "alternatives", symlinks=True)
+    for name in ("subuid", "subgid"):
+        (etc / name).write_text(lines)
+    return {"/etc": etc}
+
+
 def maker(base: Path, job: str) -> tuple[subprocess.Popen[str], Path]:
     """A live process that has made its folder as workers do."""
     run = subprocess.Popen([sys.executable, "-c", MAKER, str(REPO), job, str(base)], text=True,
@@ -107,10 +122,9 @@ def test_the_epilog_removes_what_users_of_an_image_own(
         for each in (path / "work" / "file", path / "work"):
             os.chown(each, uid, uid)
         (path / "work").chmod(0o700)
-    lent = base / "lent"
     # accounts whose names are the job's user, if they are read as numbers
-    lent.write_text(f"0{USER}:400000:60000\n{USER}e0:460000:60000\n{USER}:300000:65536\n")
-    epilog.bound |= {"/etc/subuid": lent, "/etc/subgid": lent}
+    epilog.bound |= lent_numbers(
+        base, f"0{USER}:400000:60000\n{USER}e0:460000:60000\n{USER}:300000:65536\n")
     epilog(base, **of_job())
     assert not gone.exists() and (other / "work" / "file").exists()
 
@@ -138,11 +152,11 @@ def test_the_epilog_waits_for_its_namespace_on_a_node_that_stands_still(
     slow = tmp_path / "slow"
     slow.write_text(f'#!/bin/sh\nsleep 6\nexec {real} "$@"\n')
     slow.chmod(0o755)
-    gone, lent = folder(base, f"tangram-worker-job{JOB}-a"), base / "lent"
+    gone = folder(base, f"tangram-worker-job{JOB}-a")
     os.chown(gone / "work", 300_105, 300_105)
     (gone / "work").chmod(0o700)
-    lent.write_text(f"{USER}:300000:65536\n")
-    Epilog({"/usr/bin/unshare": slow, "/etc/subuid": lent, "/etc/subgid": lent})(base, **of_job())
+    lent = lent_numbers(base, f"{USER}:300000:65536\n")
+    Epilog({"/usr/bin/unshare": slow, **lent})(base, **of_job())
     assert not gone.exists()
 
 
