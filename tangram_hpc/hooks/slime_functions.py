@@ -2,10 +2,12 @@
 
     --custom-generate-function-path tangram_hpc.hooks.slime_functions.generate
     --custom-rm-path tangram_hpc.hooks.slime_functions.episode_reward
+    --custom-reward-post-process-path tangram_hpc.hooks.slime_functions.group_rewards
 
 `generate` plays one episode for one sample: the policy's answers come from slime's router, its
 commands run in a session, and observations are appended as tokens with loss mask 0. The session
-stays open until `episode_reward` has judged it. `code_reward` judges answers that are programs, and
+stays open until `episode_reward` has judged it. `group_rewards` compares the samples of a prompt
+without those whose sandbox was lost. `code_reward` judges answers that are programs, and
 is used with slime's own generate function. The modules of slime are imported when they are first
 needed.
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import statistics
 import time
 import weakref
 from collections.abc import Sequence
@@ -143,7 +146,7 @@ async def episode_reward(args: Any, sample: Any, **others: Any) -> Any:
     Returns:
         1.0 or 0.0 for each sample. A sample that `generate` did not play gets 0.0. A sample whose
         sandbox was lost gets 0.0, is taken out of the training (`remove_sample`) and has
-        `sandbox_lost` in its metadata.
+        `sandbox_lost` in its metadata, by which `group_rewards` leaves it out of its group's mean.
 
     Raises:
         InvalidInput: neither the label nor the settings have a command.
@@ -161,6 +164,48 @@ async def episode_reward(args: Any, sample: Any, **others: Any) -> Any:
         sample.metadata = {**(sample.metadata or {}), "sandbox_lost": True}
         sample.remove_sample = True
     return reward
+
+
+def group_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[float]]:
+    """Normalizes rewards as slime itself does, but over the samples that have a sandbox's verdict;
+    the signature is that of `--custom-reward-post-process-path`.
+
+    slime's own function counts the 0.0 of a lost sandbox in the mean of its group, which makes the
+    other samples of that group look better than they are.
+
+    Args:
+        args: slime's arguments.
+        samples: the samples of a rollout, those of one prompt side by side.
+
+    Returns:
+        The raw rewards, and the rewards to train on, both in the order of the samples. A sample
+        whose sandbox was lost has 0.0 in both. A single sample that is left of a group has 0.0 to
+        train on.
+    """
+    raw = [sample.get_reward_value(args) for sample in samples]
+    grouped = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
+    if args.advantage_estimator not in grouped or not args.rewards_normalization:
+        return raw, raw
+    whole = args.n_samples_per_prompt * args.rollout_batch_size
+    size = args.n_samples_per_prompt if len(raw) == whole else len(raw)  # slime's rule
+    scaled = args.grpo_std_normalization and args.advantage_estimator != grouped[-1]
+    shown = [None if (sample.metadata or {}).get("sandbox_lost") else reward
+             for sample, reward in zip(samples, raw, strict=True)]
+    trained = [each for at in range(0, len(shown), size)
+               for each in _normalized(shown[at:at + size], scaled)]
+    return raw, trained
+
+
+def _normalized(group: list[float | None], scaled: bool) -> list[float]:
+    """Returns the rewards of a group less their mean, and divided by their deviation if `scaled`.
+
+    A reward of None is left out and becomes 0.0.
+    """
+    known = [reward for reward in group if reward is not None]
+    mean = statistics.fmean(known) if known else 0.0
+    # slime's divisor, with the deviation of a sample: one reward has none
+    divisor = statistics.stdev(known) + 1e-6 if scaled and len(known) > 1 else 1.0
+    return [0.0 if reward is None else (reward - mean) / divisor for reward in group]
 
 
 async def code_reward(args: Any, sample: Any, **others: Any) -> Any:

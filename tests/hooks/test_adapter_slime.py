@@ -24,7 +24,12 @@ from helpers.adapter_behaviours import (
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.hooks import slime_functions
-from tangram_hpc.hooks.slime_functions import code_reward, episode_reward, generate
+from tangram_hpc.hooks.slime_functions import (
+    code_reward,
+    episode_reward,
+    generate,
+    group_rewards,
+)
 
 __all__ = ["adapters_cluster"]
 
@@ -259,6 +264,40 @@ def test_a_sample_whose_sandbox_was_lost_is_not_trained_on(cluster: LocalCluster
     assert asyncio.run(episode_reward(args(), [lost, fine])) == [0.0, 1.0]
     assert (lost.remove_sample, lost.metadata) == (True, {"sandbox_lost": True})
     assert fine.remove_sample is False
+
+
+def judged(reward: float, lost: bool = False) -> Any:
+    return types.SimpleNamespace(
+        get_reward_value=lambda args: reward, metadata={"sandbox_lost": True} if lost else None)
+
+
+def settings(estimator: str = "grpo", groups: int = 2, **others: bool) -> Any:
+    return types.SimpleNamespace(**{
+        "advantage_estimator": estimator, "n_samples_per_prompt": 4, "rollout_batch_size": groups,
+        "rewards_normalization": True, "grpo_std_normalization": False, **others})
+
+
+def test_a_lost_sample_does_not_count_in_its_group() -> None:
+    group = [judged(1.0), judged(0.0, lost=True), judged(1.0), judged(0.5)]
+    other = [judged(1.0), *(judged(0.0) for _ in range(3))]
+    raw, trained = group_rewards(settings(), group + other)
+    assert raw == [1.0, 0.0, 1.0, 0.5, 1.0, 0.0, 0.0, 0.0]
+    assert trained == pytest.approx([1 / 6, 0, 1 / 6, -1 / 3, 0.75, -0.25, -0.25, -0.25])
+    _, scaled = group_rewards(settings(grpo_std_normalization=True), group + other)
+    assert scaled[:4] == pytest.approx([0.57735, 0, 0.57735, -1.1547], rel=1e-4)
+    assert scaled[4:] == pytest.approx([1.5, -0.5, -0.5, -0.5], rel=1e-4)
+    alone = [judged(1.0), *(judged(0.0, lost=True) for _ in range(3))]
+    assert group_rewards(settings(groups=1, grpo_std_normalization=True), alone)[1] == [0.0] * 4
+
+
+def test_rewards_are_normalized_where_slime_itself_does() -> None:
+    samples = [judged(1.0), judged(0.0), judged(0.0, lost=True)]
+    assert group_rewards(settings("ppo"), samples) == ([1.0, 0.0, 0.0], [1.0, 0.0, 0.0])
+    assert group_rewards(settings(rewards_normalization=False), samples)[1] == [1.0, 0.0, 0.0]
+    # groups of other sizes than the told one are one group
+    assert group_rewards(settings(), samples)[1] == [0.5, -0.5, 0.0]
+    plus = settings("reinforce_plus_plus_baseline", grpo_std_normalization=True)
+    assert group_rewards(plus, samples)[1] == [0.5, -0.5, 0.0]
 
 
 def test_programs_are_rewarded_one_by_one_and_by_group(cluster: LocalCluster) -> None:
