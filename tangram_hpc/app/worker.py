@@ -96,7 +96,7 @@ def node_spec(config: Config, environ: Mapping[str, str], backends: Backends,
         pinned=count <= len(real), ahead=AHEAD,
         ends_at_ns=_ends_at_ns(config.end, place),
         backends=backends.trusted, untrusted=backends.untrusted, devices=devices.summary(),
-        image_root=backends.root, open_network=backends.open_network,
+        image_root=backends.bwrap.root, open_network=backends.open_network,
         why_not_open=backends.why_not.get(OPEN_NETWORK, ""),
         allocation=_allocation(place.job, het_group) if place is not None else "",
         neighbours=affinity.neighbours(cores) if count <= len(real) else (),
@@ -286,8 +286,8 @@ def _warn(text: str) -> None:
 def _make_parts(plan: WorkerPlan, environ: Mapping[str, str], scratch: Path) -> _NodeParts:
     config, devices = plan.config, lent_devices(plan.config, environ)
     backends = Backends.probed(config.isolation, config.read_paths, str(scratch))
-    for name in backends.late:
-        _warn(f"{backends.why_not[name]}, so this node has no sandboxes of it; start the worker "
+    if backends.bwrap.late:
+        _warn(f"{backends.bwrap.why_not}, so this node has no sandboxes of it; start the worker "
               "again when the node is less busy")
     spec = node_spec(config, environ, backends, plan.component, plan.name, devices, plan.het_group)
     meter, enforcer = GpuMeter(devices), enforce.probe(spec.pinned, config.enforcement)

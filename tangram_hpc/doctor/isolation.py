@@ -46,8 +46,9 @@ def sandboxes(context: CheckContext) -> Finding:
                     f"sessions with an image ({lacking or 'no other program'})",
                     f"{_AS_ROOT if is_root() else _REMEDY}; until then commands and sessions "
                     "without an image need trusted=True")
-    users = ", with several users" if backends.users else ""
-    root = f"; sessions write their image by {backends.root}{users}" if backends.root else ""
+    users = ", with several users" if backends.bwrap.users else ""
+    way = backends.bwrap.root
+    root = f"; sessions write their image by {way}{users}" if way else ""
     root += f"; networks: {', '.join(networks(backends.untrusted, backends.open_network))}"
     return ok(f"untrusted code in {', '.join(_named(backends.untrusted))}{root}"
               f"{f' ({lacking})' if lacking else ''}")

@@ -110,8 +110,8 @@ class Setup(ProcessFrame, frozen=True, tag=1):
         users: which users of the node are the users of a sandbox that writes its image, as the two
             fields of `user_namespace.UserMap`; empty for user 0 alone.
         keep_outputs: whether the output of every command is sent while it runs, for the node's log.
-        early: whether the node's bwrap is older than 0.8; see `ContainerSpec`.
-        resets: whether the node's bwrap resets SIGCHLD; see `ContainerSpec`.
+        old_bwrap: whether the node's bwrap is older than 0.8; see `ContainerSpec`.
+        resets_sigchld: whether the node's bwrap resets SIGCHLD; see `ContainerSpec`.
     """
 
     kill_wait_ns: int
@@ -129,8 +129,8 @@ class Setup(ProcessFrame, frozen=True, tag=1):
     root: str = ""
     users: tuple[str, ...] = ()
     keep_outputs: bool = False
-    early: bool = False
-    resets: bool = False
+    old_bwrap: bool = False
+    resets_sigchld: bool = False
 
 
 class RunAction(ProcessFrame, frozen=True, tag=2):

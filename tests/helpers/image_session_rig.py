@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from helpers.executor_rig import Rig, as_an_ordinary_user
@@ -76,13 +77,18 @@ class ImageSessionRig(Rig):
         return back.stdout.decode()
 
 
+def with_bwrap(backends: Backends, **found: Any) -> Backends:
+    """Returns the backends as if the probe had found this out about bwrap."""
+    return replace(backends, bwrap=msgspec.structs.replace(backends.bwrap, **found))
+
+
 class ImageRig(ImageSessionRig):
     """The same with user 0 alone, unless the sessions are given other users."""
 
     def __init__(self, folder: Path, users: tuple[str, ...] = (), **options: Any) -> None:
         super().__init__(folder, **options)
         supervisor = self.executor._supervisor
-        supervisor.backends = replace(supervisor.backends, users=users)
+        supervisor.backends = with_bwrap(supervisor.backends, users=users)
 
 
 def with_image(rig: ImageSessionRig, image: Path) -> Iterator[Any]:
@@ -104,7 +110,7 @@ def found_backends() -> Backends:
 def image_sessions_work(found: Backends) -> None:
     if "bwrap" not in found.trusted:
         pytest.skip(f"bwrap: {found.why_not.get('bwrap')}")
-    if not found.root:
+    if not found.bwrap.root:
         pytest.skip(f"no root can be written here: {found.why_not}")
 
 

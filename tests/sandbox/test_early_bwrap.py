@@ -48,7 +48,7 @@ os.kill(pid, signal.SIGKILL)
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     with cluster_with(EARLY, tmp_path_factory.mktemp("early")) as (found, running):
-        assert found.early
+        assert found.bwrap.old_bwrap
         yield running
 
 

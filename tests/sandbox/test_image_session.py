@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.image_rig import reason_without_fuse
@@ -17,6 +16,7 @@ from helpers.image_session_rig import (
     found_backends,
     image_sessions_work,
     small_image,
+    with_bwrap,
     with_image,
 )
 from helpers.root_folder_rig import fingerprint, make_image
@@ -281,9 +281,9 @@ def test_a_closed_sessions_changes_are_removed(rig: ImageRig) -> None:
 # ---- the other ways, and none ----
 
 
-def _with(rig: ImageRig, root: str, **more: Any) -> None:
+def _with(rig: ImageRig, root: str) -> None:
     supervisor = rig.executor._supervisor
-    supervisor.backends = replace(supervisor.backends, root=root, **more)
+    supervisor.backends = with_bwrap(supervisor.backends, root=root)
 
 
 @pytest.mark.parametrize("way", ["copy", "fuse"])
@@ -315,7 +315,7 @@ def test_sandboxes_that_copy_their_image_do_not_wait_ready_made(
         tmp_path: Path, image: Path, found: Backends) -> None:
     rig = ImageRig(tmp_path, trusted=False, warm=1)
     rig.image = str(image)
-    for way in dict.fromkeys(("copy", found.root)):
+    for way in dict.fromkeys(("copy", found.bwrap.root)):
         _with(rig, way)
         pool = rig.executor._supervisor.pool(rig.session(rig.start()).box)
         assert bool(pool._asked or pool._booting or pool._size) == (way != "copy")
@@ -324,7 +324,7 @@ def test_sandboxes_that_copy_their_image_do_not_wait_ready_made(
 
 def test_a_writable_root_that_cannot_be_built_is_refused_with_the_remedy(
         rig: ImageRig, found: Backends) -> None:
-    none = replace(found, root="", why_not={"image root by overlay": "too old"})
+    none = replace(with_bwrap(found, root=""), why_not={"image root by overlay": "too old"})
     with pytest.raises(InvalidInput, match=r"overlay: too old.*pass writable=False"):
         none.box(SessionSpec(1, image=rig.image, trusted=True))
     assert not none.box(SessionSpec(1, image=rig.image, trusted=True, writable=False)).writable

@@ -33,7 +33,7 @@ began = time.monotonic()
 pulled = pull(image, PullSettings(str(folder / "store")), {})
 print(f"| the pull of the image | {time.monotonic() - began:.1f} s | |")
 rig = Rig(folder / "rig", trusted=False)
-several = bool(rig.executor._supervisor.backends.users)
+several = bool(rig.executor._supervisor.backends.bwrap.users)
 assert several == (sys.argv[3] == "range"), rig.executor._supervisor.backends
 began = time.monotonic()
 rig.open(1, image=pulled.folder, disk_mib=2048, mem_mib=1024)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from helpers.image_rig import (
     small,
     tar_of,
 )
-from helpers.image_session_rig import ImageRig, with_image
+from helpers.image_session_rig import ImageRig, with_bwrap, with_image
 from helpers.root_folder_rig import PASSWD, PROGRAMS, make_image
 from test_image_session import (
     CHANGE,
@@ -80,7 +79,7 @@ LEFT = "grep -l '(sleep)' /proc/[0-9]*/stat | grep -c . || :"
 @pytest.fixture(scope="module")
 def found() -> Backends:
     found = as_an_ordinary_user(SandboxSettings())
-    if not found.users:
+    if not found.bwrap.users:
         pytest.skip(f"a sandbox has one user here: {found.why_not}")
     return found
 
@@ -95,7 +94,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory, image: Path, found: Backends
         ) -> Iterator[ImageRig]:
-    rig = ImageRig(tmp_path_factory.mktemp("rig"), found.users, trusted=False)
+    rig = ImageRig(tmp_path_factory.mktemp("rig"), found.bwrap.users, trusted=False)
     yield from with_image(rig, image)
 
 
@@ -304,7 +303,7 @@ def test_files_of_other_users_are_removed(rig: ImageRig) -> None:
 
 def test_a_worker_that_dies_leaves_files_that_can_be_removed(
         tmp_path: Path, image: Path, found: Backends) -> None:
-    rig = ImageRig(tmp_path, found.users, trusted=False)
+    rig = ImageRig(tmp_path, found.bwrap.users, trusted=False)
     rig.image = str(image)
     session = rig.start()
     rig.out(session, MADE)
@@ -318,10 +317,10 @@ def test_other_ways_have_several_users_too(way: str, tmp_path: Path, image: Path
                                            ) -> None:
     if way == "fuse" and (why := reason_without_fuse()):
         pytest.skip(why)
-    rig = ImageRig(tmp_path, found.users, trusted=False)
+    rig = ImageRig(tmp_path, found.bwrap.users, trusted=False)
     rig.image = str(image)
     supervisor = rig.executor._supervisor
-    supervisor.backends = replace(supervisor.backends, root=way)
+    supervisor.backends = with_bwrap(supervisor.backends, root=way)
     session = rig.start()
     assert rig.shell("true", session=session)[0].isolation == f"bwrap+{way}+users+seccomp"
     rig.out(session, MADE)
@@ -440,7 +439,7 @@ def test_users_cannot_reach_the_pause_process(rig: ImageRig) -> None:
 @pytest.mark.attack("code", "processes")
 def test_a_fork_bomb_of_many_users_is_stopped(tmp_path: Path, found: Backends) -> None:
     """The kernel limits each user separately; the sandbox's own limit counts all users together."""
-    rig = ImageRig(tmp_path, found.users, trusted=False, session_pids=20)
+    rig = ImageRig(tmp_path, found.bwrap.users, trusted=False, session_pids=20)
     rig.image = str(make_image(tmp_path / "image", (*PROGRAMS, "setpriv")))
     session = rig.start()
     bomb = ("i=1000; while :; do i=$((i+1)); setpriv --reuid $i --regid $i --clear-groups "

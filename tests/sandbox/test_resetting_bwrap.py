@@ -24,7 +24,7 @@ for round in 1 2 3; do (/bin/sh -c : & ); (exec /bin/sh -c 'while :; do :; done'
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     with cluster_with(RESETTING, tmp_path_factory.mktemp("resetting")) as (found, running):
-        assert found.resets
+        assert found.bwrap.resets_sigchld
         yield running
 
 

@@ -7,7 +7,6 @@ import os
 import signal
 import stat
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from helpers.image_session_rig import (
     found_backends,
     image_sessions_work,
     small_image,
+    with_bwrap,
     with_image,
 )
 from helpers.snapshot_rig import SnapshotRig
@@ -327,7 +327,7 @@ def test_snapshots_work_in_the_other_ways(way: str, tmp_path: Path, image: Path)
     rig = SnapshotRig(tmp_path, trusted=False)
     rig.image = str(image)
     supervisor = rig.executor._supervisor
-    supervisor.backends = replace(supervisor.backends, root=way)
+    supervisor.backends = with_bwrap(supervisor.backends, root=way)
     number = rig.ask()
     if number in rig.down:
         rig.close()

@@ -61,10 +61,10 @@ class ContainerSpec:
             runtime starts; empty for none.
         resolver: the file of the node that is `/etc/resolv.conf` inside; empty where the sandbox
             has no way out.
-        early: whether bwrap is older than 0.8. Such a bwrap cannot bar further user namespaces, nor
-            limit a file system in memory, nor set its mode, so the init does that.
-        resets: whether bwrap gives its program the default action of SIGCHLD, as it does from
-            0.11.1 on.
+        old_bwrap: whether bwrap is older than 0.8. Such a bwrap cannot bar further user
+            namespaces, nor limit a file system in memory, nor set its mode, so the init does that.
+        resets_sigchld: whether bwrap gives its program the default action of SIGCHLD, as it does
+            from 0.11.1 on.
     """
 
     home: str
@@ -77,8 +77,8 @@ class ContainerSpec:
     pull: bool = False
     root: str = ""
     resolver: str = ""
-    early: bool = False
-    resets: bool = False
+    old_bwrap: bool = False
+    resets_sigchld: bool = False
 
 
 class Runtime(Protocol):
@@ -134,8 +134,9 @@ class Bwrap:
         """See `Runtime`."""
         at = IMAGE if box.image else ""
         # a root that is written has been mounted in a user namespace of the sandbox's own
-        user = [] if box.root else ["--unshare-user", *([] if box.early else ["--disable-userns"])]
-        limit = [] if box.early else ["--perms", "1777", "--size", str(box.shm_bytes)]
+        bar = [] if box.old_bwrap else ["--disable-userns"]
+        user = [] if box.root else ["--unshare-user", *bar]
+        limit = [] if box.old_bwrap else ["--perms", "1777", "--size", str(box.shm_bytes)]
         return [
             "bwrap", *user, "--unshare-pid", "--unshare-ipc",
             "--unshare-uts", "--unshare-cgroup-try", *([] if box.network else ["--unshare-net"]),
@@ -150,7 +151,7 @@ class Bwrap:
             *[word for here, there in box.files for word in ("--ro-bind", here, f"{at}{there}")],
             # If root runs the worker, the sandbox's user owns the machine's settings in /proc/sys.
             "--remount-ro", f"{at}/proc", "--remount-ro", "/", "--chdir", at or SESSION, "--",
-            *(IGNORING_CAT if box.resets else CAT),
+            *(IGNORING_CAT if box.resets_sigchld else CAT),
         ]
 
     def env(self, base: Mapping[str, str]) -> dict[str, str]:
@@ -161,7 +162,7 @@ class Bwrap:
 
     def unlimited(self, box: ContainerSpec) -> dict[str, int]:
         """See `Runtime`."""
-        return {f"{IMAGE if box.image else ''}/dev/shm": box.shm_bytes} if box.early else {}
+        return {f"{IMAGE if box.image else ''}/dev/shm": box.shm_bytes} if box.old_bwrap else {}
 
     def clean_up(self, name: str) -> list[str]:
         """Nothing: the sandbox is nothing but namespaces."""

@@ -20,7 +20,7 @@ from ..isolation import landlock, seccomp, visible_paths
 from ..isolation.container_runtimes import RUNTIMES, missing
 from ..isolation.image_root import WAYS
 from ..network.open_network import STACK
-from .probe import examine
+from .probe import RuntimeReport, examine
 
 _PROBE_S = 30.0  # to build a sandbox; a node on which many workers start at once is slow
 # what `why_not` has reasons for, besides the names of backends
@@ -51,6 +51,22 @@ def _yama() -> int:
         return 0
 
 
+def _why_no_process() -> str:
+    """Why no `process` sandbox can hold untrusted code here; empty if it can."""
+    if not landlock.abi():
+        return "this kernel has no Landlock"
+    if landlock.abi() < landlock.ABI_SCOPES:
+        return "this kernel's Landlock (older than 6.12) cannot restrict signals"
+    if not seccomp.available():  # without a filter the code could connect to munge's socket
+        return "this kernel cannot filter system calls"
+    if is_root():
+        return _ROOT
+    if _yama() > 1:
+        return ("kernel.yama.ptrace_scope is above 1, so no file mode can be changed in it; set it "
+                "to 1, or install bubblewrap")
+    return ""
+
+
 @dataclass(frozen=True)
 class Backends:
     """The backends that work here.
@@ -61,27 +77,17 @@ class Backends:
         why_not: for each backend that does not work, and for each way to write an image that does
             not, one line that says why.
         read: paths of the node that sandboxes may read.
-        root: how sandboxes of bwrap may write their image, one of `image_root.WAYS`; empty if they
-            cannot.
-        users: which users of the node are the users of such a sandbox, as the fields of a
-            `UserMap`; empty where it has user 0 alone, for which `why_not` gives the reason.
+        bwrap: what trying bwrap has found out; empty where it is not installed.
         open_network: the program by which sandboxes of bwrap have an open network; empty where no
             program works, for which `why_not` gives the reason.
-        early: whether bwrap is older than 0.8; see `ContainerSpec`.
-        resets: whether bwrap resets SIGCHLD; see `ContainerSpec`.
-        late: the backends in `why_not` that may work all the same, as trying them took too long.
     """
 
     trusted: tuple[str, ...] = ("process",)
     untrusted: tuple[str, ...] = ()
     why_not: dict[str, str] = field(default_factory=dict)
     read: tuple[str, ...] = ()
-    root: str = ""
-    users: tuple[str, ...] = ()
+    bwrap: RuntimeReport = field(default_factory=RuntimeReport)
     open_network: str = ""
-    early: bool = False
-    resets: bool = False
-    late: tuple[str, ...] = ()
 
     @classmethod
     def probed(cls, default: str = "", read_paths: Sequence[str] = (), scratch: str = ""
@@ -102,41 +108,25 @@ class Backends:
         except ValueError as error:
             raise InvalidInput(f"config field `read_paths`: {error}") from None
         why_not = {name: missing(runtime) for name, runtime in RUNTIMES.items()}
-        root, users, early, resets, late = "", tuple[str, ...](), False, False, list[str]()
-        why_not[OPEN_NETWORK] = why_not["bwrap"]
-        for name, runtime in RUNTIMES.items():
-            # others can be probed only with an image
-            if not why_not[name] and not runtime.needs_image:
-                report = examine(runtime, "", read, _PROBE_S, scratch)
-                why_not[name], root, users = report.why_not, report.root, report.users
-                early, resets = report.early, report.resets
-                late += [name] if report.late else []
-                why_not[OPEN_NETWORK] = report.why_not or report.why_not_open
-                why_not[SEVERAL_USERS] = report.why_no_users
-                why_not |= {_ROOT_BY + way: why for way, why in report.why_no_root.items()}
+        # the other runtimes can be tried only with an image
+        bwrap = (RuntimeReport(why_not["bwrap"]) if why_not["bwrap"]
+                 else examine(RUNTIMES["bwrap"], "", read, _PROBE_S, scratch))
+        why_not |= {"bwrap": bwrap.why_not, OPEN_NETWORK: bwrap.why_not or bwrap.why_not_open,
+                    SEVERAL_USERS: bwrap.why_no_users,
+                    **{_ROOT_BY + way: why for way, why in bwrap.why_no_root.items()}}
         if is_root():
             for name in _ONLY_OF_USERS:
                 why_not[name] = why_not[name] or _ROOT_INSIDE
         works = tuple(name for name in RUNTIMES if not why_not[name])
-        why_not["process"] = "" if landlock.abi() else "this kernel has no Landlock"
-        if landlock.abi() in range(1, landlock.ABI_SCOPES):
-            why_not["process"] = "this kernel's Landlock (older than 6.12) cannot restrict signals"
-        # without a filter the code could connect to munge's socket
-        if not why_not["process"] and not seccomp.available():
-            why_not["process"] = "this kernel cannot filter system calls"
-        if not why_not["process"] and is_root():
-            why_not["process"] = _ROOT
-        if not why_not["process"] and _yama() > 1:
-            why_not["process"] = ("kernel.yama.ptrace_scope is above 1, so no file mode can be "
-                                  "changed in it; set it to 1, or install bubblewrap")
+        why_not["process"] = _why_no_process()
         safe = () if why_not["process"] else ("process",)
         untrusted = works[:1] + safe + works[1:] if works[:1] == ("bwrap",) else safe + works
         if default and default not in ("process", *works):
             raise InvalidInput(f"config field `isolation`: {default} cannot be used here "
                                f"({why_not.get(default, 'there is no such backend')})")
         return cls(preferred(("process", *works), default), preferred(untrusted, default),
-                   {name: why for name, why in why_not.items() if why}, read, root, users,
-                   "" if why_not[OPEN_NETWORK] else STACK, early, resets, tuple(late))
+                   {name: why for name, why in why_not.items() if why}, read, bwrap,
+                   "" if why_not[OPEN_NETWORK] else STACK)
 
     def box(self, spec: SessionSpec) -> SandboxSpec:
         """Chooses how the sandbox of a session is built.
@@ -151,7 +141,7 @@ class Backends:
             raise InvalidInput("network: an open one cannot be built here "
                                f"({self.why_not.get(OPEN_NETWORK, 'it was not tried')})")
         writable = bool(spec.image) and spec.writable and backend == "bwrap"
-        if writable and not self.root:
+        if writable and not self.bwrap.root:
             raise InvalidInput("image: no root that can be written can be built here "
                                f"({self._why_no_root()}); pass writable=False for one that is "
                                "read-only")

@@ -215,7 +215,7 @@ class NodeSnapshots:
             self._reports.snapshot(_held(one))
             self._answer(one.name, one, "")
 
-        users = self._supervisor.backends.users
+        users = self._supervisor.backends.bwrap.users
         self._cache.unpack_frozen(order.files, one.folder, users, unpacked)
 
     def _answer(self, name: str, one: NodeSnapshot | None, why: str) -> None:

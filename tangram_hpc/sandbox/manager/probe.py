@@ -50,8 +50,8 @@ class RuntimeReport(msgspec.Struct):
         users: which users such a sandbox can have, as the fields of a `UserMap`; empty for user 0
             alone.
         why_no_users: in one line, why there is user 0 alone; empty if there are several users.
-        early: whether it is a bwrap older than 0.8; see `ContainerSpec`.
-        resets: whether it is a bwrap that resets SIGCHLD; see `ContainerSpec`.
+        old_bwrap: whether it is a bwrap older than 0.8; see `ContainerSpec`.
+        resets_sigchld: whether it is a bwrap that resets SIGCHLD; see `ContainerSpec`.
         late: whether it was not tried to the end in time, so that it may work all the same.
     """
 
@@ -61,8 +61,8 @@ class RuntimeReport(msgspec.Struct):
     users: tuple[str, ...] = ()
     why_no_users: str = ""
     why_not_open: str = ""
-    early: bool = False
-    resets: bool = False
+    old_bwrap: bool = False
+    resets_sigchld: bool = False
     late: bool = False
 
 
@@ -123,10 +123,11 @@ def main(parent: int, name: str, image: str, seconds: float, folder: str, read: 
         home = os.path.join(place, "home")
         scratch.make(home)
         box = ContainerSpec(home, image, read=read, name=f"tangram-probe-{os.getpid()}",
-                            early=name == "bwrap" and _is_early())
+                            old_bwrap=name == "bwrap" and _is_old_bwrap())
         status = _forked(lambda: _try(runtime, box, seconds))
-        if not status and name == "bwrap" and _forked(lambda: _resets(runtime, box, seconds)):
-            box = replace(box, resets=True)
+        if not status and name == "bwrap" and _forked(
+                lambda: _resets_sigchld(runtime, box, seconds)):
+            box = replace(box, resets_sigchld=True)
             status = _forked(lambda: _try(runtime, box, seconds))
         if (command := runtime.clean_up(box.name)) and status:
             subprocess.run(command, capture_output=True, timeout=seconds)
@@ -139,7 +140,7 @@ def main(parent: int, name: str, image: str, seconds: float, folder: str, read: 
     return status
 
 
-def _is_early() -> bool:
+def _is_old_bwrap() -> bool:
     """Whether bwrap is older than 0.8. Its list of options says so: some sites have a wrapper
     around it, or a version with patches.
     """
@@ -147,7 +148,7 @@ def _is_early() -> bool:
     return not all(option in done.stdout for option in (b"--disable-userns", b"--perms", b"--size"))
 
 
-def _resets(runtime: Runtime, box: ContainerSpec, seconds: float) -> bool:
+def _resets_sigchld(runtime: Runtime, box: ContainerSpec, seconds: float) -> bool:
     """Whether bwrap gives its program the default action of SIGCHLD. It is not told by the version,
     as distributions mend older ones.
     """
@@ -173,7 +174,8 @@ def _forked(work: Callable[[], int]) -> int:
 
 def _report(place: str, box: ContainerSpec, seconds: float) -> RuntimeReport:
     """Tries the ways to write an image, until one works."""
-    report, image = RuntimeReport(early=box.early, resets=box.resets), os.path.join(place, "image")
+    report = RuntimeReport(old_bwrap=box.old_bwrap, resets_sigchld=box.resets_sigchld)
+    image = os.path.join(place, "image")
     os.makedirs(os.path.join(image, "etc", "old"))
     with open(os.path.join(image, "etc", "passwd"), "w") as file:
         file.write("root:x:0:0::/root:/bin/sh\n")
@@ -254,7 +256,7 @@ def _try(runtime: Runtime, box: ContainerSpec, seconds: float) -> int:
         bootstrap.guard("tangram-probe", 9)
         pause = PauseProcess(runtime.argv(box), runtime.env(os.environ), seconds)
         try:
-            join.enter(pause.inside, SESSION, innermost=box.early,
+            join.enter(pause.inside, SESSION, innermost=box.old_bwrap,
                        sizes=runtime.unlimited(box))
             pid = os.posix_spawn("/bin/sh", ["sh", "-c", "echo x >probe"], {})
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

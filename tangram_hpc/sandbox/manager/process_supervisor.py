@@ -146,13 +146,14 @@ class ProcessSupervisor:
         """
         process.group = self.enforcer.group(process.number, process.pid)
         settings, watch = self._settings, not {"memory", "pids"} <= self.enforcer.limits
+        bwrap = self.backends.bwrap
         return Setup(round(settings.kill_wait_s * 1e9), settings.output_max, process.box,
                      self.backends.read, self._etc, watch, process.origin, self._held,
                      process.group.joins, settings.compiled, process.group.cpu_file,
                      settings.output_bound,
-                     self.backends.root if process.box.writable else "",
-                     self.backends.users if process.box.writable else (),
-                     settings.keep_outputs, self.backends.early, self.backends.resets)
+                     bwrap.root if process.box.writable else "",
+                     bwrap.users if process.box.writable else (),
+                     settings.keep_outputs, bwrap.old_bwrap, bwrap.resets_sigchld)
 
     def limits(self, action: Action, spec: SessionSpec | None) -> SandboxLimits:
         """The limits of an action: its own memory is added to its session's. A function that asked

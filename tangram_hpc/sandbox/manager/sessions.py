@@ -170,7 +170,7 @@ class Sessions:
             else:
                 self._supervisor.start_limiter.ask(lambda: self._build(session, home))
 
-        users = self._supervisor.backends.users if session.box.writable else ()
+        users = self._supervisor.backends.bwrap.users if session.box.writable else ()
         self._cache.unpack(session.spec.files, folder, users, then)
 
     def _from_snapshot(self, session: NodeSession) -> None:

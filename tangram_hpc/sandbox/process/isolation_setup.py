@@ -186,7 +186,7 @@ def _held(setup: Setup, home: str, stack: OpenNetwork | None, undo: ExitStack) -
         stack.attach(pause.inside)
     inner = IMAGE if box.image and box.backend == "bwrap" else ""
     join.enter(pause.inside, SESSION, inner, read_only=[*_nodes_devices(box), *runtime.read_only],
-               sizes=runtime.unlimited(what), apart=runtime.unshielded, innermost=what.early)
+               sizes=runtime.unlimited(what), apart=runtime.unshielded, innermost=what.old_bwrap)
     _open_shm(what)
     isolation = box.backend
     if not box.trusted and seccomp.available():
@@ -244,7 +244,7 @@ def _nodes_devices(box: SandboxSpec) -> list[str]:
 
 def _open_shm(what: ContainerSpec) -> None:
     """Lets every user of a sandbox write /dev/shm where bwrap could not make it so."""
-    if what.early:
+    if what.old_bwrap:
         os.chmod("/dev/shm", 0o1777)
 
 
@@ -275,7 +275,7 @@ def _container(setup: Setup, home: str, root: str = "") -> ContainerSpec:
         files[:0] = [(setup.etc, "/etc"), *over]
     return ContainerSpec(home, box.image, box.network is True, etc.others(setup.read), files,
                          name=container_name(home), root=root, resolver=resolver,
-                         early=setup.early, resets=setup.resets)
+                         old_bwrap=setup.old_bwrap, resets_sigchld=setup.resets_sigchld)
 
 
 def _resolver(box: SandboxSpec, home: str) -> str:
