@@ -250,7 +250,14 @@ class ModelEngine(HttpEngine):
     Calls of a batch with the same `batch_key` go as one request, which costs us least and lets the
     engine batch best. When such a request is refused, each of its calls is sent by itself, so that
     an invalid call harms no other.
+
+    Args:
+        model: the name of the model on the server; the other arguments are those of `HttpEngine`.
     """
+
+    def __init__(self, name: str, web: Web, weights_mib: int, model: str) -> None:
+        super().__init__(name, web, weights_mib)
+        self._model = model
 
     async def _call(self, requests: Sequence[ServiceRequest]) -> list[ServiceReply]:
         replies: dict[int, ServiceReply] = {}
@@ -335,14 +342,30 @@ class ModelEngine(HttpEngine):
         return tokens
 
     def _with_model(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Returns the body with the model's name added, for engines that want it."""
-        return body
+        """Returns the body with the model's name added."""
+        return {"model": self._model, **body}
+
+    def _scores(self, path: str, rows: list[dict[str, Any]], field: str) -> list[Any]:
+        """Returns the scores of each row, or its only score."""
+        found = self._column(path, rows, field, _are_scores)
+        return [scores[0] if len(scores) == 1 else scores for scores in found]
+
+    def _texts(self, path: str, rows: list[dict[str, Any]]) -> list[str]:
+        return self._column(path, rows, "text", lambda text: isinstance(text, str))
+
+    def _column(self, path: str, rows: list[dict[str, Any]], field: str,
+                fits: Callable[[Any], bool]) -> list[Any]:
+        """Returns one field of each row of an answer; a value that does not fit is an error."""
+        values = [row.get(field) for row in rows]
+        if not all(map(fits, values)):
+            raise self._malformed(path, field)
+        return values
 
     def _malformed(self, path: str, lacks: str) -> InvalidCall:
         return InvalidCall(f"{self._web.where}{path}: its answer has no fitting {lacks!r}")
 
 
-def are_scores(found: Any) -> bool:
+def _are_scores(found: Any) -> bool:
     """Returns whether this part of an answer is a list of numbers that is not empty."""
     return isinstance(found, list) and bool(found) and all(
         isinstance(score, int | float) for score in found)

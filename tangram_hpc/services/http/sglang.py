@@ -20,7 +20,7 @@ from typing import Any
 
 from ...config.services import SglangService
 from ...ports import ServiceDied, ServiceRefused
-from .engine import ModelEngine, are_scores
+from .engine import ModelEngine
 from .engine_request import GenerateRequest, InvalidCall, ScoreRequest, Text
 from .web import Web
 
@@ -41,8 +41,7 @@ class SglangEngine(ModelEngine):
     """
 
     def __init__(self, name: str, web: Web, weights_mib: int, options: SglangService) -> None:
-        super().__init__(name, web, weights_mib)
-        self._model = options.model
+        super().__init__(name, web, weights_mib, options.model)
         self._version = ""  # the server's own weight_version, kept while it is parked
         self._seeds = False  # the server honours sampling seeds
 
@@ -115,10 +114,7 @@ class SglangEngine(ModelEngine):
     async def _score(self, call: ScoreRequest) -> list[Any]:
         rows = self._rows("/classify", await self._post_json("/classify", _input(call.texts)),
                           len(call.texts))
-        if not all(are_scores(row.get("embedding")) for row in rows):
-            raise self._malformed("/classify", "embedding")
-        return [row["embedding"][0] if len(row["embedding"]) == 1 else row["embedding"]
-                for row in rows]
+        return self._scores("/classify", rows, "embedding")
 
     async def _generate(self, call: GenerateRequest) -> list[str]:
         sampling: dict[str, Any] = {"max_new_tokens": call.max_new_tokens,
@@ -130,10 +126,7 @@ class SglangEngine(ModelEngine):
             sampling["sampling_seed"] = call.seed
         reply = await self._post_json("/generate",
                                       {**_input(call.prompts), "sampling_params": sampling})
-        rows = self._rows("/generate", reply, len(call.prompts))
-        if not all(isinstance(row.get("text"), str) for row in rows):
-            raise self._malformed("/generate", "text")
-        return [row["text"] for row in rows]
+        return self._texts("/generate", self._rows("/generate", reply, len(call.prompts)))
 
     async def _completion_logprobs(
         self, prompts: list[list[int]], completions: list[list[int]]
@@ -167,9 +160,6 @@ class SglangEngine(ModelEngine):
                 isinstance(row, dict) for row in reply):
             raise self._malformed(path, "list")
         return reply
-
-    def _with_model(self, body: dict[str, Any]) -> dict[str, Any]:
-        return {"model": self._model, **body}
 
 
 def _input(texts: list[Text]) -> dict[str, Any]:

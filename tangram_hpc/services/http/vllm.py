@@ -17,7 +17,7 @@ from typing import Any
 
 from ...config.services import VllmService
 from ...ports import OutOfDeviceMemory, ServiceDied, ServiceRefused
-from .engine import ModelEngine, are_scores, parking
+from .engine import ModelEngine, parking
 from .engine_request import GenerateRequest, ScoreRequest
 from .web import Web
 
@@ -36,8 +36,8 @@ class VllmEngine(ModelEngine):
     """
 
     def __init__(self, name: str, web: Web, weights_mib: int, options: VllmService) -> None:
-        super().__init__(name, web, weights_mib if options.sleep_level == 1 else 0)
-        self._model, self._level = options.model, options.sleep_level
+        super().__init__(name, web, weights_mib if options.sleep_level == 1 else 0, options.model)
+        self._level = options.sleep_level
 
     async def _load(self) -> None:
         await self._check_health()
@@ -109,9 +109,7 @@ class VllmEngine(ModelEngine):
         reply = await self._post_json("/classify", self._with_model(
             {"input": call.texts, "use_activation": False, "activation": False}))
         rows = self._rows("/classify", reply, "data", len(call.texts))
-        if not all(are_scores(row.get("probs")) for row in rows):
-            raise self._malformed("/classify", "probs")
-        return [row["probs"][0] if len(row["probs"]) == 1 else row["probs"] for row in rows]
+        return self._scores("/classify", rows, "probs")
 
     async def _generate(self, call: GenerateRequest) -> list[str]:
         body = {"prompt": call.prompts, "max_tokens": call.max_new_tokens,
@@ -120,9 +118,7 @@ class VllmEngine(ModelEngine):
             body["seed"] = call.seed
         reply = await self._post_json("/v1/completions", self._with_model(body))
         rows = self._rows("/v1/completions", reply, "choices", len(call.prompts))
-        if not all(isinstance(row.get("text"), str) for row in rows):
-            raise self._malformed("/v1/completions", "text")
-        return [row["text"] for row in rows]
+        return self._texts("/v1/completions", rows)
 
     async def _completion_logprobs(
         self, prompts: list[list[int]], completions: list[list[int]]
@@ -154,6 +150,3 @@ class VllmEngine(ModelEngine):
                 isinstance(row, dict) and isinstance(row.get("index"), int) for row in rows):
             raise self._malformed(path, field)
         return sorted(rows, key=lambda row: row["index"])
-
-    def _with_model(self, body: dict[str, Any]) -> dict[str, Any]:
-        return {"model": self._model, **body}
