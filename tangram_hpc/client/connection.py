@@ -453,8 +453,8 @@ class Connection:
         self._to_cancel.clear()
         for one in pending.values():
             end_copy(one.future, error)
-            if one.turn is not None:
-                one.turn.disown(error)
+            if one.grant_request is not None:
+                one.grant_request.disown(error)
         for session in sessions.values():
             session.disown(error)
         for question in questions.values():
@@ -673,8 +673,8 @@ class Connection:
             self._outbox.put(ms.Submit(pending.action), pending.payload)
             if pending.cancelled:
                 self._outbox.put(ms.Cancel((pending.action.id,)))
-            if pending.turn is not None and pending.turn.said is not None:
-                self._outbox.put(pending.turn.said)
+            if pending.grant_request is not None and pending.grant_request.said is not None:
+                self._outbox.put(pending.grant_request.said)
         for message, payload in self._unconfirmed.missing(received):
             self._outbox.put(message, payload)
         for message in (*self._attachments.asked_again(), *self._streams.again(),
@@ -708,8 +708,8 @@ class Connection:
                 self._streams.receive(message, payload)
             case ms.Granted(action=action):
                 open_one = self._pending.get(action)
-                if open_one is not None and open_one.turn is not None:
-                    open_one.turn.granted(message)
+                if open_one is not None and open_one.grant_request is not None:
+                    open_one.grant_request.granted(message)
             case ms.SessionUp(session=session_id):
                 self._opening.discard(session_id)
                 if (session := self._sessions.get(session_id)) is not None:

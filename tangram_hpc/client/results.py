@@ -39,7 +39,7 @@ from ..errors import (
 from ..protocol import message as ms
 from ..protocol import payload as pl
 from ..protocol.value import decode_value
-from .endpoints.turn import GrantRequest
+from .endpoints.grant_request import GrantRequest
 from .file_calls import PartialRead
 from .functions import FunctionCache, UploadedFunction
 from .future import ExecResult, Future
@@ -68,7 +68,7 @@ class Pending(msgspec.Struct, gc=False):
         submitted_ns: when it was submitted, by the monotonic clock.
         on_output: the caller's function for output; None for none, or after it raised.
         cancelled: whether this client has asked for its cancellation.
-        turn: the grant request that it belongs to; None for other actions.
+        grant_request: the grant request that it belongs to; None for other actions.
         session: the session that it was submitted to; None for none.
         stored: the entry of the job's store that it needs until its end; empty for none.
         uploaded: the function that it needs in the store until its end; None for none.
@@ -89,7 +89,7 @@ class Pending(msgspec.Struct, gc=False):
     submitted_ns: int
     on_output: Callable[[int, bytes], None] | None = None
     cancelled: bool = False
-    turn: GrantRequest | None = None
+    grant_request: GrantRequest | None = None
     session: SessionRecord | None = None
     stored: str = ""
     uploaded: UploadedFunction | None = None

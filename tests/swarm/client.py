@@ -15,8 +15,8 @@ from swarm.strands import parked
 from swarm.wires import Wire
 from swarm.world import Process
 from tangram_hpc.client.connection import Connection
+from tangram_hpc.client.endpoints.grant_request import GrantRequest
 from tangram_hpc.client.endpoints.grants import GrantSource
-from tangram_hpc.client.endpoints.turn import GrantRequest
 from tangram_hpc.client.future import ExecResult, Future
 from tangram_hpc.client.request import Options
 from tangram_hpc.client.session_record import SessionRecord
@@ -80,7 +80,7 @@ class Submission:
         token: the user's own name of the work, which is in the call and in the result.
         calls: for a grant, how often the user's call was made.
         cancelled: whether the user asked for its cancellation.
-        turn: for a grant, its request.
+        grant_request: for a grant, its request.
         unseen: whether its user's process died before it had ended.
     """
 
@@ -91,7 +91,7 @@ class Submission:
     once: str = ""
     session: int = 0
     cancelled: bool = False
-    turn: GrantRequest | None = None
+    grant_request: GrantRequest | None = None
     calls: int = 0
     calling: bool = False
     unseen: bool = False
@@ -224,28 +224,29 @@ class ClientProcess(Process):
     def ask_grant(self, token: str) -> None:
         """Asks for a slot of the endpoint."""
         assert self.grants is not None
-        turn = self.grants.request("e", "")
-        self._remember(Submission(self, Kind.GRANT, token, turn.future, turn=turn))
+        grant_request = self.grants.request("e", "")
+        self._remember(Submission(self, Kind.GRANT, token, grant_request.future,
+                                  grant_request=grant_request))
 
     def take_grant(self, one: Submission) -> None:
         """Takes a grant that has arrived, and begins the call."""
-        assert one.turn is not None
-        if one.turn._taken(one.turn._next.result()) is not None:
+        assert one.grant_request is not None
+        if one.grant_request._taken(one.grant_request._next.result()) is not None:
             one.calls += 1
             one.calling = True
             self.world.laws.called(one)
 
     def end_grant(self, one: Submission, state: ActionState) -> None:
         """Ends the call of a grant."""
-        assert one.turn is not None
+        assert one.grant_request is not None
         one.calling = False
-        one.turn.end(state)
+        one.grant_request.end(state)
 
     def granted(self) -> list[Submission]:
         """Requests whose grant has arrived and is not taken."""
-        return [one for one in self.open_ones() if one.turn is not None and not one.calling
-                and not one.calls and one.turn._next.done()
-                and one.turn._next.exception() is None]
+        return [one for one in self.open_ones() if one.grant_request is not None and not one.calling
+                and not one.calls and one.grant_request._next.done()
+                and one.grant_request._next.exception() is None]
 
     def open_session(self, spec: SessionSpec) -> None:
         """Requests a session."""

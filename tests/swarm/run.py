@@ -22,7 +22,7 @@ from swarm.strikes import STRIKES
 from swarm.world import WorldTime
 from tangram_hpc.app.broker_process import earlier_starts
 from tangram_hpc.client import connection
-from tangram_hpc.client.endpoints import grants, turn
+from tangram_hpc.client.endpoints import grant_request, grants
 from tangram_hpc.storage import checkpoint, folder_lock, journal, journal_segments, spool
 
 LEDGER_CHECKS = 60  # one ledger check in so many turns
@@ -127,7 +127,7 @@ def _world_of(plan: Plan) -> Iterator[Callable[[Job], None]]:
     def adopt(world: Job) -> None:
         proxy = _Late(world)
         clock = WorldTime(proxy, lambda seconds: parked(lambda: False, seconds))  # type: ignore
-        for module in (connection, grants, turn, folder_lock, earlier_starts):
+        for module in (connection, grants, grant_request, folder_lock, earlier_starts):
             replace(module, "time", clock)
         disk = _LateDisk(world)
         for module in (journal, spool, journal_segments):

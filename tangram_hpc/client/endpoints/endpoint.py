@@ -19,9 +19,9 @@ from ...domain.states import ActionState
 from ...errors import ActionTimeout, InvalidInput, Throttled, Transient, described
 from ...interrupts import InterruptibleLock
 from ..request import check_flag, count_of
+from .grant_request import GrantRequest
 from .grants import GrantSource
 from .retry_decision import understood
-from .turn import GrantRequest
 
 Attempt = Callable[[], Awaitable[Any]]
 Cost = float | Callable[[Any], float]
@@ -43,49 +43,50 @@ class Slot:
 
     def __init__(self, request_grant: Callable[[], GrantRequest]) -> None:
         self.cost, self.returned, self._request_grant = 0.0, 0, request_grant
-        self._turn: GrantRequest | None = None
+        self._grant_request: GrantRequest | None = None
         self._beginning = InterruptibleLock()  # so that of two threads only one enters
 
     @property
     def id(self) -> str:
         """The action's id, as accounting shows it; empty before the block is entered."""
-        return self._turn.future.id if self._turn is not None else ""
+        return self._grant_request.future.id if self._grant_request is not None else ""
 
     def __enter__(self) -> Slot:
-        turn = self._begin()
+        grant_request = self._begin()
         try:
-            turn.wait_here()
+            grant_request.wait_here()
         except BaseException:
-            turn.end(ActionState.CANCELLED)
+            grant_request.end(ActionState.CANCELLED)
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
-        assert self._turn is not None
-        _end(self._turn, error, self.cost, self.returned)
+        assert self._grant_request is not None
+        _end(self._grant_request, error, self.cost, self.returned)
 
     async def __aenter__(self) -> Slot:
-        turn = self._begin()
+        grant_request = self._begin()
         try:
-            await turn.wait()
+            await grant_request.wait()
         except BaseException:
-            turn.end(ActionState.CANCELLED)
+            grant_request.end(ActionState.CANCELLED)
             raise
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None,
                         trace: TracebackType | None) -> None:
-        assert self._turn is not None
-        _end(self._turn, error, self.cost, self.returned)
+        assert self._grant_request is not None
+        _end(self._grant_request, error, self.cost, self.returned)
 
     def _begin(self) -> GrantRequest:
         with self._beginning:
-            if self._turn is not None and not self._turn.ended:  # its grant would never come back
+            # a grant whose end is not reported would never come back
+            if self._grant_request is not None and not self._grant_request.ended:
                 raise InvalidInput("slot: it is in use, and holds one call; make another one for "
                                    "each call, by `slot()` of the endpoint")
-            self._turn = turn = self._request_grant()
-        return turn
+            self._grant_request = grant_request = self._request_grant()
+        return grant_request
 
 
 class Endpoint:
@@ -172,11 +173,11 @@ class Endpoint:
         call = _Call(name or self.name, self._rng, attempt, timeout, idempotent, cost,
                      trajectory != "")
 
-        def turn() -> GrantRequest:
+        def request_grant() -> GrantRequest:
             return self._grants.request(self.name, name, trajectory)
 
         if key is None:
-            return await call.run(turn())
+            return await call.run(request_grant())
         now = asyncio.get_running_loop().time()
         if key in self._cache:
             until, value = self._cache[key]
@@ -185,10 +186,10 @@ class Endpoint:
                 return value
             del self._cache[key]
         if not self._single:
-            return self._keep(key, await call.run(turn()))
+            return self._keep(key, await call.run(request_grant()))
         flight = self._flying.get(key)
         if flight is None:
-            flight = self._flying[key] = _Flight(asyncio.ensure_future(call.run(turn())))
+            flight = self._flying[key] = _Flight(asyncio.ensure_future(call.run(request_grant())))
             flight.task.add_done_callback(lambda _: self._landed(key, flight))
         flight.callers += 1
         try:
@@ -236,31 +237,31 @@ class _Call:
         self._idempotent, self._cost, self._told = idempotent, cost, told
         self._deadline, self._failed, self._tries = 0.0, "", 0
 
-    async def run(self, turn: GrantRequest) -> Any:
+    async def run(self, grant_request: GrantRequest) -> Any:
         """Returns the value. The grant request has ended when this returns or raises."""
         try:
-            await turn.wait()
+            await grant_request.wait()
             self._deadline = asyncio.get_running_loop().time() + self._timeout_s
             while True:
-                failure = await self._once(turn)
+                failure = await self._once(grant_request)
                 if failure is None:
                     return self._value
                 self._tries += 1
                 self._failed = f"{failure} ({self._tries} attempts)"
-                await self._before_the_next(turn, failure)
+                await self._before_the_next(grant_request, failure)
         except _OutOfTime:
             reason = f"not served within its timeout of {self._timeout_s:g} s"
             reason += f"; last: {self._failed}" if self._failed else ""
-            turn.end(ActionState.TIMEOUT, reason)
-            late = ActionTimeout(f"action {turn.future.id}: TIMEOUT: {reason}")
+            grant_request.end(ActionState.TIMEOUT, reason)
+            late = ActionTimeout(f"action {grant_request.future.id}: TIMEOUT: {reason}")
             late.name, late.limit_s = self._name, float(self._timeout_s)
             late.used_s = late.limit_s + asyncio.get_running_loop().time() - self._deadline
             raise late from None
         except BaseException as error:
-            _end(turn, error, 0.0)
+            _end(grant_request, error, 0.0)
             raise
 
-    async def _once(self, turn: GrantRequest) -> Throttled | Transient | None:
+    async def _once(self, grant_request: GrantRequest) -> Throttled | Transient | None:
         """Makes one attempt. Returns the failure if the call shall be repeated, else None."""
         try:
             self._value = value = await self._in_time(self._attempt())
@@ -271,14 +272,16 @@ class _Call:
             if failure is None or not self._may_repeat(failure):
                 raise
             return failure
-        turn.end(ActionState.COMPLETED, cost=self._cost(value) if callable(self._cost)
-                 else self._cost, returned=_size(value) if self._told else 0)
+        cost = self._cost(value) if callable(self._cost) else self._cost
+        grant_request.end(ActionState.COMPLETED, cost=cost,
+                          returned=_size(value) if self._told else 0)
         return None
 
     def _may_repeat(self, failure: Throttled | Transient) -> bool:
         return isinstance(failure, Throttled) or self._idempotent or not failure.reached
 
-    async def _before_the_next(self, turn: GrantRequest, failure: Throttled | Transient) -> None:
+    async def _before_the_next(self, grant_request: GrantRequest, failure: Throttled | Transient
+                               ) -> None:
         """Waits for the grant of the next attempt.
 
         If the endpoint said how long to wait, the broker delays the grants of all callers. After
@@ -287,8 +290,8 @@ class _Call:
         if not isinstance(failure, Throttled) and not failure.retry_after:
             pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** min(self._tries, 10))
             await self._in_time(asyncio.sleep(self._rng.uniform(0.0, pause_s)))
-        turn.again(str(failure), failure)
-        await self._in_time(turn.wait())
+        grant_request.again(str(failure), failure)
+        await self._in_time(grant_request.wait())
 
     async def _in_time(self, what: Awaitable[Any]) -> Any:
         loop = asyncio.get_running_loop()
@@ -321,11 +324,12 @@ def _size(value: Any) -> int:
     return len(value if isinstance(value, str | bytes) else str(value))
 
 
-def _end(turn: GrantRequest, error: BaseException | None, cost: float, returned: int = 0) -> None:
+def _end(grant_request: GrantRequest, error: BaseException | None, cost: float, returned: int = 0
+         ) -> None:
     """Reports to the broker how the last attempt ended."""
     if error is None:
-        return turn.end(ActionState.COMPLETED, cost=cost, returned=returned)
+        return grant_request.end(ActionState.COMPLETED, cost=cost, returned=returned)
     if isinstance(error, asyncio.CancelledError):
-        return turn.end(ActionState.CANCELLED, "by its caller")
+        return grant_request.end(ActionState.CANCELLED, "by its caller")
     reason = described(error).splitlines()[0]
-    turn.end(ActionState.FAILED, reason, failure=understood(error))
+    grant_request.end(ActionState.FAILED, reason, failure=understood(error))

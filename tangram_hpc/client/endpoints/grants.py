@@ -19,7 +19,7 @@ from ..future import Future
 from ..request import sendable, tool_of
 from ..results import Pending
 from .client_rate_limit import ClientRateLimit
-from .turn import GrantRequest
+from .grant_request import GrantRequest
 
 
 class GrantSource:
@@ -54,11 +54,11 @@ class GrantSource:
             trajectory=tool_of(trajectory)))
         lock = self._connection._lock
         future = Future(action.id, self._connection.cancel, lock=lock)
-        turn = GrantRequest(future, self._connection.send,
-                            lambda grant: self._delay_s(endpoint, grant), lock)
+        grant_request = GrantRequest(future, self._connection.send,
+                                     lambda grant: self._delay_s(endpoint, grant), lock)
         self._connection.submit_grant(
-            Pending(action, b"", future, False, time.monotonic_ns(), turn=turn))
-        return turn
+            Pending(action, b"", future, False, time.monotonic_ns(), grant_request=grant_request))
+        return grant_request
 
     def _delay_s(self, endpoint: str, grant: ms.Granted) -> float | None:
         """Seconds until the call may start; None if the grant came too late to be used."""
