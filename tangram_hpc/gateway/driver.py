@@ -27,12 +27,12 @@ _SENDING_S = 0.0002  # longest pause while something is on its way to a rank
 _HOLD = 4 << 20  # with more bytes than this on their way to a rank, its pipe is not read
 _UNSENT = 64 << 20  # with more bytes than this waiting for the broker, no rank is read
 _STALLED_S = 1.0  # after so long without a look, the ranks' silence proves nothing
-_FALTERED_S = relay.SILENCE_S / 2  # after such a stall, ranks may have given the gateway up
+_FALTERED_S = relay.GATEWAY_SILENCE_S / 2  # after such a stall, ranks may have given the gateway up
 _FAREWELL_S = 2.0  # for the last message to reach the ranks
-_STEADY_NS = 5 * 10**9  # a KEEL pipe that lasted so long is opened again when it ends
+_STEADY_NS = 5 * 10**9  # a keep-alive pipe that lasted so long is opened again when it ends
 _ORPHAN_S = 60.0  # how long ranks may take to leave when there is no broker any more
 _AGAIN_NS = 10**9  # pause between two looks for a broker that is gone
-KEEL = -1  # the pipe that carries nothing and ends with the broker
+KEEP_ALIVE = -1  # the name of the pipe that carries nothing and ends with the broker
 
 
 class Ranks(Protocol):
@@ -89,12 +89,24 @@ class Pipes(Protocol):
 
 @dataclass(slots=True)
 class _Rank:
-    heard: float
-    known: bool = False  # something has come from it, so it goes on saying that it lives
+    """What the gateway knows of one rank.
+
+    Attributes:
+        last_received_s: when the rank's last message came, by the gateway's clock.
+        known: whether a message has come, so that the rank goes on saying that it lives.
+        open: whether the rank has a connection to the broker.
+        left: whether the rank's program has said that it ends.
+        failed: whether it has said that it ends with an error, so it will not finalise MPI.
+        given_up: whether the rank counts as dead, so that nothing is sent to it.
+        held: whether its pipe is not read, since too many bytes are on their way to it.
+    """
+
+    last_received_s: float
+    known: bool = False
     open: bool = False
     left: bool = False
-    failed: bool = False  # it will not finalise MPI
-    deaf: bool = False  # taken for dead: nothing is sent to it
+    failed: bool = False
+    given_up: bool = False
     held: bool = False
 
 
@@ -126,7 +138,7 @@ class Gateway:
         self._stalls, self._beaten = Stalls(now, _STALLED_S), now
         self._faltered = False  # it was stopped for so long that ranks may have given it up
         self._orphan_ns = int(orphan_s * 1e9)
-        self._keel_at = self._orphan_until = self._look_at = 0
+        self._keep_alive_at = self._orphan_until = self._look_at = 0
         self.turns = 0  # calls of `turn`, by which a watchdog sees progress
         self.over = False  # whether all ranks have left, or no broker is left for them
         self.orphaned = ""  # why no broker can be reached now; empty while there is one
@@ -135,12 +147,12 @@ class Gateway:
         """Carries bytes until all ranks have left, or no broker is left for them. Returns True if
         all ranks will finalise MPI and wait for this process to do so.
         """
-        self._keel_at = self._now_ns()
-        self._pipes.open(KEEL)
+        self._keep_alive_at = self._now_ns()
+        self._pipes.open(KEEP_ALIVE)
         while not self._over():
             self.turn()
         self.over = True
-        orderly = all(r.left and not r.failed and not r.deaf for r in self._members.values())
+        orderly = all(r.left and not r.failed and not r.given_up for r in self._members.values())
         # A rank that gave the gateway up has exited, and MPI_Finalize would wait for it. Where the
         # launcher ends all ranks together, ranks wait longer than a gateway stays stopped.
         orderly = orderly and (self._shares_fate or not self._faltered)
@@ -176,21 +188,22 @@ class Gateway:
             message = self._ranks.take()
             if message is None:
                 break
-            moved |= self._hear(*message)
+            moved |= self._receive(*message)
         return moved
 
-    def _hear(self, rank: int, tag: int, data: bytearray) -> bool:
+    def _receive(self, rank: int, tag: int, data: bytearray) -> bool:
         member = self._members[rank]
-        member.heard, member.known = self._now_ns() / 1e9, True
-        deaf, member.deaf = member.deaf, False
-        if deaf and tag not in (relay.OPEN, relay.LEAVE):  # it lives after all: it may begin anew
-            self._say(rank, relay.BROKER_CLOSED, b"the gateway had given this rank up")
+        member.last_received_s, member.known = self._now_ns() / 1e9, True
+        was_given_up, member.given_up = member.given_up, False
+        # the rank lives after all, and may open a connection anew
+        if was_given_up and tag not in (relay.OPEN, relay.LEAVE):
+            self._send_to_rank(rank, relay.BROKER_CLOSED, b"the gateway had given this rank up")
         if tag == relay.DATA and member.open:
             self._pipes.write(rank, data)
         elif tag == relay.OPEN:
             member.open, member.held = True, False
             self._pipes.open(rank)
-            self._say(rank, relay.OPEN, data)
+            self._send_to_rank(rank, relay.OPEN, data)
         elif tag == relay.CLOSE:
             self._shut(rank)
         elif tag == relay.LEAVE:
@@ -208,23 +221,23 @@ class Gateway:
         moved = False
         for rank, data, reason in self._pipes.wait(pause_s):
             moved = True
-            if rank == KEEL:
-                self._keel_moved(reason)
+            if rank == KEEP_ALIVE:
+                self._keep_alive_moved(reason)
             elif reason:
                 self._members[rank].open = False
-                self._say(rank, relay.BROKER_CLOSED, reason.encode())
+                self._send_to_rank(rank, relay.BROKER_CLOSED, reason.encode())
             else:
-                self._say(rank, relay.DATA, data)
+                self._send_to_rank(rank, relay.DATA, data)
                 self._hold(rank)
         return moved
 
-    def _keel_moved(self, reason: str) -> None:
+    def _keep_alive_moved(self, reason: str) -> None:
         """Handles the end of the pipe that carries nothing and only tells whether the broker lives.
         """
         now = self._now_ns()
-        if reason and now - self._keel_at > _STEADY_NS and not self.orphaned:
-            self._keel_at = now
-            self._pipes.open(KEEL)  # once more: a connection may break without the broker
+        if reason and now - self._keep_alive_at > _STEADY_NS and not self.orphaned:
+            self._keep_alive_at = now
+            self._pipes.open(KEEP_ALIVE)  # once more: a connection may break without the broker
         elif reason:
             if not self.orphaned:
                 self._orphan_until = now + self._orphan_ns
@@ -233,15 +246,15 @@ class Gateway:
     def _look_for_broker(self) -> None:
         """While there is no broker, dials from time to time, as one may be started again."""
         now = self._now_ns()
-        if self._pipes.connected(KEEL):
-            self.orphaned, self._keel_at, self._look_at = "", now, 0
+        if self._pipes.connected(KEEP_ALIVE):
+            self.orphaned, self._keep_alive_at, self._look_at = "", now, 0
         elif self._look_at and now > self._look_at:
             self._look_at = 0  # until this attempt has failed
-            self._pipes.open(KEEL)
+            self._pipes.open(KEEP_ALIVE)
 
-    def _say(self, rank: int, tag: int, data: Buffer) -> None:
+    def _send_to_rank(self, rank: int, tag: int, data: Buffer) -> None:
         member = self._members[rank]
-        if member.deaf:
+        if member.given_up:
             return
         try:
             self._ranks.send(rank, tag, data)
@@ -265,7 +278,7 @@ class Gateway:
             self._look_for_broker()
         for rank, member in self._members.items():
             if stalled:
-                member.heard = now
+                member.last_received_s = now
             if member.held:
                 self._hold(rank)
         if now - self._beaten < relay.BEAT_S:
@@ -274,19 +287,19 @@ class Gateway:
         for rank, member in self._members.items():
             if not member.known or member.failed:
                 continue  # it has not begun, or it has exited
-            if now - member.heard > relay.DEAF_S:
+            if now - member.last_received_s > relay.RANK_SILENCE_S:
                 self._give_up(rank)
             elif not self._ranks.sending(rank):
-                self._say(rank, relay.BEAT, b"")
+                self._send_to_rank(rank, relay.BEAT, b"")
 
     def _give_up(self, rank: int) -> None:
-        self._members[rank].deaf = True
+        self._members[rank].given_up = True
         self._shut(rank)
 
     def _over(self) -> bool:
         if self.orphaned and not self._shares_fate and self._now_ns() > self._orphan_until:
             return True
-        return all(r.left or (r.deaf and not self._shares_fate) for r in self._members.values())
+        return all(r.left or (r.given_up and not self._shares_fate) for r in self._members.values())
 
     def _part(self, tag: int) -> None:
         """Sends the last message to every rank that listens, and waits a bounded time for it to
@@ -295,7 +308,7 @@ class Gateway:
         for rank, member in self._members.items():
             self._pipes.close(rank)
             if not member.failed:
-                self._say(rank, tag, b"")
+                self._send_to_rank(rank, tag, b"")
         until = self._now_ns() + int(_FAREWELL_S * 1e9)
         while self._now_ns() < until:
             self._ranks.sweep()

@@ -6,9 +6,9 @@ broker; the stream is kept in order, and the gateway does not read it. OPEN carr
 the connection, and the gateway echoes it. Messages that reach the rank before that echo belong to
 an older connection.
 
-A rank that hears nothing for `DOUBT_S` sends nothing more, and after `SILENCE_S` it counts its
-gateway as dead. MPI itself reports no death, and to send to a dead process can hang or crash. So
-both sides say BEAT, from the meeting of the ranks until the rank leaves: while a client is open,
+A rank that hears nothing for `DOUBT_S` sends nothing more, and after `GATEWAY_SILENCE_S` it counts
+its gateway as dead. MPI itself reports no death, and to send to a dead process can hang or crash.
+So both sides say BEAT, from the meeting of the ranks until the rank leaves: while a client is open,
 its pings are the rank's beats.
 """
 
@@ -28,8 +28,8 @@ END = 8  # some rank cannot end in order: end without finalising MPI
 
 BEAT_S = 0.5
 DOUBT_S = 1.5
-SILENCE_S = 5.0  # how long a rank waits for a message of its gateway
-DEAF_S = 15.0  # how long a gateway waits for a message of a rank; a client pings every 2 s
+GATEWAY_SILENCE_S = 5.0  # how long a rank waits for a message of its gateway
+RANK_SILENCE_S = 15.0  # how long a gateway waits for a message of a rank; a client pings every 2 s
 STOPPED_S = 30.0  # a gateway that is stopped for so long is continued
 PIECE = 1 << 20  # bytes in one DATA, at most
 WINDOW = 8 << 20  # bytes on their way to one peer, at most; the rest waits in the sender

@@ -23,7 +23,7 @@ from helpers.gateway_rig import Ranks, Rig
 from tangram_hpc import LocalCluster
 from tangram_hpc.errors import AccessError, InvalidInput, ProtocolError, WrongWorld
 from tangram_hpc.gateway import driver
-from tangram_hpc.gateway.driver import KEEL
+from tangram_hpc.gateway.driver import KEEP_ALIVE
 from tangram_hpc.gateway.watchdog import STATUS
 from tangram_hpc.ports import ChannelLost
 from tangram_hpc.protocol import message as ms
@@ -365,7 +365,7 @@ def test_a_closed_broker_connection_is_reported_only_to_its_rank() -> None:
 def test_a_silent_rank_is_disconnected_and_told_so_when_it_returns() -> None:
     rig = Rig()
     rig.hear(0, relay.OPEN, b"\1\0\0\0")
-    rig.later(relay.DEAF_S + 1)
+    rig.later(relay.RANK_SILENCE_S + 1)
     assert ("close", 0) in rig.pipes.calls
     said = len(rig.ranks.said)
     rig.pipes.come = [(0, b"late", "")]
@@ -406,7 +406,7 @@ def test_the_gateway_ends_when_all_ranks_have_left(word: bytes, orderly: bool, l
 
 def test_the_gateway_ends_after_its_broker_is_gone() -> None:
     rig = Rig()
-    rig.pipes.come = [(KEEL, b"", "the broker closed the connection")]
+    rig.pipes.come = [(KEEP_ALIVE, b"", "the broker closed the connection")]
     assert rig.gateway.run() is False
     assert rig.gateway.orphaned and rig.to(0)[-1] == relay.END
     assert rig.pipes.waited_s > 30  # its ranks had time to see it for themselves
@@ -415,17 +415,17 @@ def test_the_gateway_ends_after_its_broker_is_gone() -> None:
 def test_the_gateway_goes_on_when_its_broker_is_started_again() -> None:
     """It looks for the broker about once a second, one attempt at a time, and its ranks' pipes are
     dialled again whenever they ask."""
-    rig, looked = Rig(), ("open", KEEL)
+    rig, looked = Rig(), ("open", KEEP_ALIVE)
     rig.hear(0, relay.OPEN, b"\1\0\0\0")
-    rig.pipes.come = [(KEEL, b"", "the broker closed the connection"), (0, b"", "closed")]
+    rig.pipes.come = [(KEEP_ALIVE, b"", "the broker closed the connection"), (0, b"", "closed")]
     rig.gateway.turn()
     assert rig.gateway.orphaned and rig.to(0)[-1] == relay.BROKER_CLOSED
     for attempts in range(1, 6):
         rig.later(5)
         assert rig.pipes.calls.count(looked) == attempts  # the one before has not failed yet
-        rig.pipes.come = [(KEEL, b"", "no broker answers")]
+        rig.pipes.come = [(KEEP_ALIVE, b"", "no broker answers")]
         rig.gateway.turn()
-    rig.pipes.up = {KEEL}
+    rig.pipes.up = {KEEP_ALIVE}
     rig.later(1)
     assert not rig.gateway.orphaned
     rig.hear(0, relay.OPEN, b"\2\0\0\0")
@@ -433,9 +433,9 @@ def test_the_gateway_goes_on_when_its_broker_is_started_again() -> None:
     rig.pipes.up = set()
     rig.later(100)
     assert not rig.gateway._over()  # the time without a broker was forgotten
-    rig.pipes.come = [(KEEL, b"", "the broker closed the connection")]
+    rig.pipes.come = [(KEEP_ALIVE, b"", "the broker closed the connection")]
     rig.gateway.turn()
-    rig.pipes.come = [(KEEL, b"", "no broker answers")]
+    rig.pipes.come = [(KEEP_ALIVE, b"", "no broker answers")]
     rig.gateway.turn()
     rig.later(50)
     assert rig.gateway.orphaned and not rig.gateway._over()
@@ -461,7 +461,7 @@ def test_an_mpi_channel_drops_messages_of_an_older_connection() -> None:
 def test_an_mpi_channel_treats_silence_as_lost_and_stops_sending(
         monkeypatch: pytest.MonkeyPatch) -> None:
     ranks, dead = Ranks(), []
-    monkeypatch.setattr(relay, "SILENCE_S", 0.05)
+    monkeypatch.setattr(relay, "GATEWAY_SILENCE_S", 0.05)
     channel = MpiChannel(ranks, 2, 1, 0, dead.append)
     with pytest.raises(ChannelLost, match="silent"):
         list(channel.wait(10.0, True))

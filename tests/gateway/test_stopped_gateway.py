@@ -17,7 +17,7 @@ from helpers.gateway_rig import Ranks, Rig
 from helpers.slurm_site import Site
 
 from tangram_hpc import LocalCluster
-from tangram_hpc.gateway.driver import KEEL
+from tangram_hpc.gateway.driver import KEEP_ALIVE
 from tangram_hpc.protocol import relay
 from tangram_hpc.transport.mpi.mpi_presence import Presence
 
@@ -104,7 +104,7 @@ def test_the_gateway_gives_up_a_rank_that_does_not_answer() -> None:
     rig.pipes.come = [(0, b"", "the broker closed the connection")]
     rig.gateway.turn()
     rig.hear(1, relay.LEAVE)
-    rig.later(relay.DEAF_S + 2)
+    rig.later(relay.RANK_SILENCE_S + 2)
     assert rig.gateway._over()
 
 
@@ -130,7 +130,7 @@ def test_a_rank_that_was_killed_while_it_had_no_client_is_given_up(shared: bool)
     rig.hear(1, relay.OPEN, b"\1\0\0\0")
     rig.hear(1, relay.CLOSE)
     rig.hear(1, relay.LEAVE)
-    for _ in range(round(relay.DEAF_S) + 2):
+    for _ in range(round(relay.RANK_SILENCE_S) + 2):
         rig.later(1)
         rig.hear(1, relay.BEAT)
     assert rig.gateway._over() is not shared
@@ -142,7 +142,7 @@ def test_nobody_finalises_mpi_after_a_gateway_was_stopped_for_long(shared: bool)
     waits longer than a gateway stays stopped."""
     rig = Rig((0,), shared)
     rig.hear(0, relay.OPEN, b"\1\0\0\0")
-    rig.ns += int((relay.SILENCE_S - 1) * 1e9)
+    rig.ns += int((relay.GATEWAY_SILENCE_S - 1) * 1e9)
     rig.gateway.turn()
     rig.hear(0, relay.LEAVE)
     assert rig.gateway.run() is shared
@@ -152,7 +152,7 @@ def test_nobody_finalises_mpi_after_a_gateway_was_stopped_for_long(shared: bool)
 def test_a_gateway_without_a_broker_ends_no_rank_that_works_on() -> None:
     """`mpiexec` would kill the ranks with it, as one that saves its state for some minutes."""
     rig = Rig((0,), True)
-    rig.pipes.come = [(KEEL, b"", "the broker closed the connection")]
+    rig.pipes.come = [(KEEP_ALIVE, b"", "the broker closed the connection")]
     rig.gateway.turn()
     rig.later(500)
     assert rig.gateway.orphaned and not rig.gateway._over()
@@ -174,7 +174,7 @@ class Line(Ranks):
 
 def test_a_rank_without_a_client_says_that_it_lives_and_notices_a_dead_gateway(
         monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("BEAT_S", 0.02), ("DOUBT_S", 0.5), ("SILENCE_S", 1.0)):
+    for name, value in (("BEAT_S", 0.02), ("DOUBT_S", 0.5), ("GATEWAY_SILENCE_S", 1.0)):
         monkeypatch.setattr(relay, name, value)
     line, lost = Line(), list[str]()
     presence = Presence(line, 2, lambda: True, lost.append)
@@ -194,7 +194,7 @@ def test_a_rank_that_did_not_run_asks_again_whether_its_gateway_lives(
         monkeypatch: pytest.MonkeyPatch) -> None:
     """As when a library holds the GIL until the program ends. Beats that came before prove nothing.
     """
-    monkeypatch.setattr(relay, "SILENCE_S", 0.3)
+    monkeypatch.setattr(relay, "GATEWAY_SILENCE_S", 0.3)
     line, lost = Line(), list[str]()
     line.lives = False
     presence = Presence(line, 2, lambda: True, lost.append)

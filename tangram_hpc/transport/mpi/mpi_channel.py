@@ -188,8 +188,8 @@ class MpiChannel:
     def _check_silence(self, now: float, came: bool) -> None:
         if self._stalls.look(now) or came:
             self._last_sign = now
-        if now - self._last_sign > relay.SILENCE_S:
-            self._lose_gateway(f"silent for {relay.SILENCE_S:.0f} s")
+        if now - self._last_sign > relay.GATEWAY_SILENCE_S:
+            self._lose_gateway(f"silent for {relay.GATEWAY_SILENCE_S:.0f} s")
             raise ChannelLost("the gateway is silent")
 
     def _lose_gateway(self, why: str) -> None:

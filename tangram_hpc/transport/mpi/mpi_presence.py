@@ -58,7 +58,7 @@ class Presence:
             return True
         self._read()  # these beats may be old
         asked = time.monotonic()
-        patience = Patience(asked, relay.SILENCE_S, relay.DOUBT_S)
+        patience = Patience(asked, relay.GATEWAY_SILENCE_S, relay.DOUBT_S)
         while self._last_sign <= asked:
             if patience.over(time.monotonic()):
                 return False
@@ -84,8 +84,8 @@ class Presence:
             if not self._read():
                 self._lose("the gateway ended")
                 return False
-            if now - self._last_sign > relay.SILENCE_S:
-                self._lose(f"silent for {relay.SILENCE_S:.0f} s")
+            if now - self._last_sign > relay.GATEWAY_SILENCE_S:
+                self._lose(f"silent for {relay.GATEWAY_SILENCE_S:.0f} s")
                 return False
             if now - self._last_sign <= relay.DOUBT_S and not self._wire.sending(self._gateway):
                 self._wire.send(self._gateway, relay.BEAT, b"")

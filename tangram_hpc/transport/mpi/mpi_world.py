@@ -269,5 +269,5 @@ class MpiWorld:
     def _patience(self) -> Patience:
         """Returns a timeout that starts now; when it has passed, a silent gateway counts as dead.
         """
-        limit_s = 2 * relay.STOPPED_S if self.shares_fate else relay.SILENCE_S
+        limit_s = 2 * relay.STOPPED_S if self.shares_fate else relay.GATEWAY_SILENCE_S
         return Patience(time.monotonic(), limit_s, 1.0)
