@@ -183,6 +183,30 @@ def _no_more_processes(error: Exception) -> int:
     return 1
 
 
+def _refused_by_system(error: OSError) -> int:
+    """Says in one line what the system refused, and returns the exit status. An error that is none
+    of those a user can cause is raised again."""
+    if isinstance(error, PermissionError) and error.filename:
+        print(f"tangram: error: {printable(str(error.filename))}: {error.strerror}; ask its "
+              "owner, or name a place of your own (for jobs by TANGRAM_HOME)", file=sys.stderr)
+        return 2
+    if error.errno == errno.ENAMETOOLONG and error.filename:
+        # most often the ids of many jobs, without commas between them
+        print(f"tangram: error: {printable(str(error.filename))}: {error.strerror}",
+              file=sys.stderr)
+        return 2
+    if isinstance(error, FileNotFoundError) and _current_directory_is_gone():
+        print("tangram: error: the current directory has been removed; change to another one",
+              file=sys.stderr)
+        return 2
+    if error.errno not in _FAILED_WRITE:
+        return _no_more_processes(error)
+    _give_up_stdout()
+    print(f"tangram: error: a write failed: {error.strerror}; what went to stdout or to a file "
+          "is not complete", file=sys.stderr)
+    return 1
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit status.
 
@@ -216,26 +240,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if os.environ.get("TANGRAM_DEBUG") == "1":
             raise
-        if isinstance(error, PermissionError) and error.filename:
-            print(f"tangram: error: {printable(str(error.filename))}: {error.strerror}; ask its "
-                  "owner, or name a place of your own (for jobs by TANGRAM_HOME)",
-                  file=sys.stderr)
-            return 2
-        if error.errno == errno.ENAMETOOLONG and error.filename:
-            # most often the ids of many jobs, without commas between them
-            print(f"tangram: error: {printable(str(error.filename))}: {error.strerror}",
-                  file=sys.stderr)
-            return 2
-        if isinstance(error, FileNotFoundError) and _current_directory_is_gone():
-            print("tangram: error: the current directory has been removed; change to another one",
-                  file=sys.stderr)
-            return 2
-        if error.errno not in _FAILED_WRITE:
-            return _no_more_processes(error)
-        _give_up_stdout()
-        print(f"tangram: error: a write failed: {error.strerror}; what went to stdout or to a file "
-              "is not complete", file=sys.stderr)
-        return 1
+        return _refused_by_system(error)
     except RuntimeError as error:
         return _no_more_processes(error)
     except KeyboardInterrupt:
