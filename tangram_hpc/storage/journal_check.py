@@ -341,13 +341,7 @@ def read_for_check(path: Path, folder: Path) -> JournalData:
     if not version and not found.salvage.records:
         found.salvage = salvage(data, 8, look_unguarded)
     report.version, report.torn = version or -1, found.salvage.torn
-    if found.salvage.records and is_head(found.salvage.records[0][1]):
-        at, body = found.salvage.records.pop(0)
-        found.head = bytes(body)
-        try:
-            decode_head(body)
-        except msgspec.DecodeError as error:
-            _cannot_read(report, at, error)
+    _take_head(found)
     report.records = len(found.salvage.records)
     if not report.problem:
         report.damaged_at = found.salvage.damaged_at
@@ -357,21 +351,38 @@ def read_for_check(path: Path, folder: Path) -> JournalData:
         report.other_release = is_newer(data)
     elif report.damaged_at >= 0 and not report.problem:
         report.problem = _damage(found.salvage)
-    hole = found.salvage.holes[0][0] if found.salvage.holes else len(data)
     found.salvage.corrected += corrected
+    _take_events(found, bool(version))
+    return found
+
+
+def _take_head(found: JournalData) -> None:
+    """Takes the segment's head, if there is one, from the front of the records."""
+    records = found.salvage.records
+    if records and is_head(records[0][1]):
+        at, body = records.pop(0)
+        found.head = bytes(body)
+        try:
+            decode_head(body)
+        except msgspec.DecodeError as error:
+            _cannot_read(found.report, at, error)
+
+
+def _take_events(found: JournalData, known_version: bool) -> None:
+    """Decodes the records up to the first that cannot be; counts the events behind a hole."""
+    holes = found.salvage.holes
     for at, body in found.salvage.records:
         try:
             events = decode_events(body)
         except msgspec.DecodeError as error:
-            if version:
-                _cannot_read(report, at, error)
+            if known_version:
+                _cannot_read(found.report, at, error)
             break
-        report.events += len(events)
-        if at < hole:
+        found.report.events += len(events)
+        if not holes or at < holes[0][0]:
             found.commits.append((at, events))
         else:
             found.behind += len(events)
-    return found
 
 
 def _inflated(data: bytes, found: JournalData) -> bytes:
