@@ -122,7 +122,7 @@ class ProgramQueue:
         self._waiting: list[tuple[float, int, float, asyncio.Future[None]]] = []
 
     @asynccontextmanager
-    async def turn(self, due: float, longest_s: float) -> AsyncIterator[AdmittedProgram]:
+    async def admitted(self, due: float, longest_s: float) -> AsyncIterator[AdmittedProgram]:
         """Waits until a program may go to the broker, and makes room for another one at the end.
 
         Args:
@@ -133,17 +133,17 @@ class ProgramQueue:
             TooLate: the program has less time left than programs take.
         """
         await self._enter(due, longest_s)
-        turn, began = AdmittedProgram(), self._now()
+        program, began = AdmittedProgram(), self._now()
         try:
-            yield turn
-            turn.ended = True
+            yield program
+            program.ended = True
         finally:
             full = self._inside >= int(self.window.limit)
             self._inside -= 1
             took_s = self._now() - began
-            if turn.ended:
+            if program.ended:
                 self._durations.add(took_s)
-                self.window.ended(turn.queue_s, full)
+                self.window.ended(program.queue_s, full)
             elif self._now() >= due:  # it has waited for cores until its time was over
                 self.window.ended(took_s, full)
             self._admit()

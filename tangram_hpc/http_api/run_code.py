@@ -71,36 +71,36 @@ class CodeRunner:
         """
         due = time.monotonic() + request.compile_timeout + request.run_timeout + SLACK_S - MARGIN_S
         try:
-            return await awaited(self._in_turn(request, due), gone, due - time.monotonic())
+            return await awaited(self._when_admitted(request, due), gone, due - time.monotonic())
         except (GivenUp, TooLate):
             raise HTTPException(504, BUSY) from None
         # the program itself is not to blame
         except (BrokerUnreachable, ActionFailed, StoreFailed) as error:
             raise HTTPException(504, str(error)) from None
 
-    async def _in_turn(self, request: RunCodeRequest, due: float) -> RunCodeResponse:
+    async def _when_admitted(self, request: RunCodeRequest, due: float) -> RunCodeResponse:
         longest_s = request.compile_timeout + request.run_timeout
-        async with self._queue.turn(due, longest_s) as turn:
-            return await self._run(request, turn)
+        async with self._queue.admitted(due, longest_s) as program:
+            return await self._run(request, program)
 
-    async def _run(self, request: RunCodeRequest, turn: AdmittedProgram) -> RunCodeResponse:
+    async def _run(self, request: RunCodeRequest, program: AdmittedProgram) -> RunCodeResponse:
         language = LANGUAGES[request.language]
         compiled = Compiled()
         try:
             if language.compile:
                 compiled = await self._compiled.get(
                     (request.language, str(request.compile_timeout), _digest(request.files),
-                     request.code), lambda: self._compile(language, request, turn))
+                     request.code), lambda: self._compile(language, request, program))
                 if not compiled.product:
                     return _answer(compiled.result, None, {})
-            result, files = await self._execute(language, request, compiled.product, turn)
+            result, files = await self._execute(language, request, compiled.product, program)
         except (InvalidInput, InfeasibleRequest) as error:
             failed = CommandRunResult(status="Error", stderr=str(error))
             return _answer(compiled.result, failed, {})
         return _answer(compiled.result, result, files)
 
     async def _execute(self, language: Language, request: RunCodeRequest, product: bytes,
-                       turn: AdmittedProgram) -> tuple[CommandRunResult, dict[str, str]]:
+                       program: AdmittedProgram) -> tuple[CommandRunResult, dict[str, str]]:
         files, argv = request.contents(), list(language.run)
         if product:
             files[language.product] = product
@@ -113,14 +113,14 @@ class CodeRunner:
         if not request.fetch_files and not self._image:
             future = self._client.submit(argv, files=files, stdin=stdin, mem=mem, name=name,
                                          timeout=request.run_timeout)
-            return await _result(future, turn), {}
+            return await _result(future, program), {}
         async with self._session(mem) as session:
             future = session.exec(argv, files=files, stdin=stdin, name=name,
                                   timeout=request.run_timeout)
-            result = await _result(future, turn)
+            result = await _result(future, program)
             return result, await _fetched(session, request.fetch_files)
 
-    async def _compile(self, language: Language, request: RunCodeRequest, turn: AdmittedProgram
+    async def _compile(self, language: Language, request: RunCodeRequest, program: AdmittedProgram
                        ) -> Compiled:
         files = {**request.contents(), language.source: request.code.encode()}
         _check_size(files)
@@ -128,7 +128,7 @@ class CodeRunner:
             future = session.exec(list(language.compile), name=f"compile.{request.language}",
                                   files=files,
                                   timeout=request.compile_timeout, retries=2)
-            result = await _result(future, turn)
+            result = await _result(future, program)
             if result.return_code != 0 or result.status != "Finished":
                 # a compiler that was killed may end otherwise the next time
                 return Compiled(result, b"", keep=(result.return_code or 0) > 0)
@@ -181,9 +181,9 @@ async def _fetched(session: Session, paths: list[str]) -> dict[str, str]:
     return found
 
 
-async def _result(future: Future, turn: AdmittedProgram) -> CommandRunResult:
+async def _result(future: Future, program: AdmittedProgram) -> CommandRunResult:
     result = await _ended(future)
-    turn.note(future)
+    program.note(future)
     assert isinstance(result, ExecResult)
     seconds = future.details.exec_s if future.details is not None else None
     out, err = result.text, result.stderr.decode(errors="replace")

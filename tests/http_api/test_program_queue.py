@@ -78,7 +78,7 @@ def test_the_program_whose_time_ends_first_goes_first() -> None:
         queue.window.limit = 1
 
         async def program(due: float) -> None:
-            async with queue.turn(due, 1.0):
+            async with queue.admitted(due, 1.0):
                 order.append(due)
                 await asyncio.sleep(0.1)
 
@@ -95,7 +95,7 @@ def test_a_program_that_has_less_time_than_programs_take_is_refused_at_its_turn(
 
         async def program(due: float, seconds: float, longest_s: float = 9.0) -> None:
             try:
-                async with queue.turn(due, longest_s):
+                async with queue.admitted(due, longest_s):
                     await asyncio.sleep(seconds)
                     told.append(f"{due} ended")
             except TooLate:
@@ -119,7 +119,7 @@ def test_random_cancellations_leave_no_turn_taken() -> None:
 
         async def program(seconds: float) -> None:
             nonlocal inside, most
-            async with queue.turn(now() + 5, 1.0):
+            async with queue.admitted(now() + 5, 1.0):
                 inside += 1
                 most = max(most, inside)
                 try:
@@ -165,11 +165,11 @@ def overload(queue: ProgramQueue, load: float, now: Any
     rng, cores, ended, wasted = random.Random(1), asyncio.Semaphore(2), [], []
     rate = 2 / 0.1
 
-    async def at_the_broker(turn: Any) -> None:
+    async def at_the_broker(program: Any) -> None:
         came = now()
         try:
             async with cores:
-                turn.queue_s = now() - came
+                program.queue_s = now() - came
                 await asyncio.sleep(rng.uniform(0.05, 0.15))
         except asyncio.CancelledError:
             wasted.append(asyncio.ensure_future(clean_up()))
@@ -180,8 +180,8 @@ def overload(queue: ProgramQueue, load: float, now: Any
             await asyncio.sleep(0.02)
 
     async def attempt() -> None:
-        async with queue.turn(now() + 3.0, 1.0) as turn:
-            await at_the_broker(turn)
+        async with queue.admitted(now() + 3.0, 1.0) as program:
+            await at_the_broker(program)
 
     async def call() -> None:
         for pause_s in (1.0, 2.0, 0.0):
