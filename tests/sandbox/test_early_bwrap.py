@@ -38,7 +38,7 @@ pid = os.fork()
 if not pid:
     signal.pause()
 try:
-    join.enter(pid, innermost=True)
+    join.enter(pid, bar_users=True)
 except OSError as error:
     print(error)
 os.kill(pid, signal.SIGKILL)

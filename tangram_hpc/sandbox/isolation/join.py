@@ -45,8 +45,8 @@ class _Space:
 
 def enter(pid: int, cwd: str = "/", root: str = "", keep: Collection[int] = (),
           hold: Collection[int] = (), read_only: Collection[str] = (),
-          sizes: Mapping[str, int] = MappingProxyType({}), apart: bool = False,
-          innermost: bool = False) -> None:
+          sizes: Mapping[str, int] = MappingProxyType({}), own_users: bool = False,
+          bar_users: bool = False) -> None:
     """Moves this process into the namespaces and the root directory of process `pid`.
 
     After that, neither this process nor any program that it starts has a capability, except those
@@ -67,10 +67,10 @@ def enter(pid: int, cwd: str = "/", root: str = "", keep: Collection[int] = (),
             nobody can change the mode and the times of the file. A device can still be written.
             With a kernel before 5.12 the mount points stay writable.
         sizes: how many bytes a tmpfs that is mounted at a path in the root of `pid` may take.
-        apart: whether this process also makes a user namespace of its own, inside those that it
-            entered and with the same user. Nothing in it may trace `pid`, or open files through
+        own_users: whether this process also makes a user namespace of its own, inside those that
+            it entered and with the same user. Nothing in it may trace `pid`, or open files through
             its folder in /proc, even if `pid` has no capability that it lacks.
-        innermost: whether nobody may make further user namespaces inside those that it entered.
+        bar_users: whether nobody may make further user namespaces inside those that it entered.
 
     Raises:
         OSError: it could not enter, or is not inside. This process may be half inside and must end.
@@ -92,10 +92,10 @@ def enter(pid: int, cwd: str = "/", root: str = "", keep: Collection[int] = (),
         opened.append(settings)
         _walk([s for s in spaces if s.kind not in mine], levels, top, read_only, sizes)
         _check(self_ns, spaces, levels)
-        if innermost:
+        if bar_users:
             _bar_more_users(settings, levels)
-        if apart:
-            _move_apart(own)  # before the root changes: a process with another root may not
+        if own_users:
+            _make_own_users(own)  # before the root changes: a process with another root may not
         os.fchdir(top)
         if "mnt" not in mine:
             os.chroot(".")
@@ -209,7 +209,7 @@ def _bar_more_users(settings: int, levels: list[int]) -> None:
         os.close(fd)
 
 
-def _move_apart(own: int) -> None:
+def _make_own_users(own: int) -> None:
     """Makes a user namespace whose only user is this process's own. `own` is its folder in /proc,
     which is not in the /proc that it sees by now.
     """

@@ -256,7 +256,7 @@ def _try(runtime: Runtime, box: ContainerSpec, seconds: float) -> int:
         bootstrap.guard("tangram-probe", 9)
         pause = PauseProcess(runtime.argv(box), runtime.env(os.environ), seconds)
         try:
-            join.enter(pause.inside, SESSION, innermost=box.old_bwrap,
+            join.enter(pause.inside, SESSION, bar_users=box.old_bwrap,
                        sizes=runtime.unlimited(box))
             pid = os.posix_spawn("/bin/sh", ["sh", "-c", "echo x >probe"], {})
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -186,7 +186,8 @@ def _held(setup: Setup, home: str, stack: OpenNetwork | None, undo: ExitStack) -
         stack.attach(pause.inside)
     inner = IMAGE if box.image and box.backend == "bwrap" else ""
     join.enter(pause.inside, SESSION, inner, read_only=[*_nodes_devices(box), *runtime.read_only],
-               sizes=runtime.unlimited(what), apart=runtime.unshielded, innermost=what.old_bwrap)
+               sizes=runtime.unlimited(what), own_users=runtime.unshielded,
+               bar_users=what.old_bwrap)
     _open_shm(what)
     isolation = box.backend
     if not box.trusted and seccomp.available():
