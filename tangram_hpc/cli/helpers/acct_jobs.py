@@ -70,21 +70,21 @@ def say_closed() -> list[str]:
     return [folder.name for folder in closed]
 
 
-def from_journals(named: Sequence[ids.Named], strict: bool, with_row: bool, duplicates: bool,
+def from_journals(named: Sequence[ids.Named], with_row: bool, duplicates: bool,
                   selection: Selection, ask_spans: AskSpans = lambda folders: {},
                   left_out: list[str] | None = None) -> Iterator[AcctJob]:
     """Yields the jobs that are named, each once. A journal without an event is of no job yet.
 
     Args:
         named: jobs, or actions of jobs.
-        strict: whether a journal that cannot be read is an error; else one line tells of it, and
-            jobs that cannot have wanted rows are passed over.
         with_row: whether the rows of jobs are wanted, which costs more.
         duplicates: whether every attempt of an action is wanted.
         selection: which rows are wanted.
         ask_spans: asks Slurm's accounting for the times of jobs; called once, if their rows are
             wanted.
-        left_out: gets the names of jobs whose journals cannot be read, if that is no error.
+        left_out: gets the names of jobs whose journals cannot be read, of each of which one line
+            tells, and jobs that cannot have wanted rows are passed over. None: a journal that
+            cannot be read is an error.
 
     Raises:
         InvalidInput: a job, or an action of a job, is not known.
@@ -96,7 +96,7 @@ def from_journals(named: Sequence[ids.Named], strict: bool, with_row: bool, dupl
     from ...storage.journal_segments import read_journals
     from ...storage.rundir import job_dir
 
-    if strict:
+    if left_out is None:
         for one in named:  # an error about one of them comes before anything is printed
             next(read_journals(job_dir(os.environ, one.job)), None)
         if len({one.job for one in named}) > 1:
@@ -106,7 +106,7 @@ def from_journals(named: Sequence[ids.Named], strict: bool, with_row: bool, dupl
     for job, folder in folders.items():
         now_ns = time.time_ns()
         try:
-            if not strict and _has_no_rows(folder, selection):
+            if left_out is not None and _has_no_rows(folder, selection):
                 continue
             served, events, row = is_served(folder), read_journals(folder), None
             if with_row:
@@ -114,11 +114,10 @@ def from_journals(named: Sequence[ids.Named], strict: bool, with_row: bool, dupl
             else:
                 folded = fold(events, served)
         except InvalidInput as error:
-            if strict:
+            if left_out is None:
                 raise
             print(f"tangram: acct: {error}", file=sys.stderr)
-            if left_out is not None:
-                left_out.append(job)
+            left_out.append(job)
             continue
         chosen = _chosen([one for one in named if one.job == job])
         for number in sorted(chosen - folded.records.keys()):

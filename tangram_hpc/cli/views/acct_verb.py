@@ -99,9 +99,10 @@ def go(args: argparse.Namespace) -> int:
                  or args.allusers)
     named = args.jobs or acct_jobs.jobs_in_question(every)
     left_out = acct_jobs.say_closed() if every and not args.jobs else []
-    jobs = acct_jobs.from_journals(named, bool(args.jobs) or len(named) == 1,
-                                   args.allocations or args.sacct, args.duplicates or args.by,
-                                   selection, _ask_spans(args), left_out)
+    tolerant = not args.jobs and len(named) != 1
+    jobs = acct_jobs.from_journals(named, args.allocations or args.sacct,
+                                   args.duplicates or args.by, selection, _ask_spans(args),
+                                   left_out if tolerant else None)
     if args.by:
         _print_groups(args, columns, _roll_up(args.by, jobs))
     else:

@@ -163,7 +163,7 @@ def _read_records(args: argparse.Namespace) -> Iterator[ActionRecord]:
     from ...accounting.selection import Selection
 
     named = args.jobs or acct_jobs.jobs_in_question(every=False)
-    for job in acct_jobs.from_journals(named, True, False, False, Selection()):
+    for job in acct_jobs.from_journals(named, False, False, Selection()):
         yield from job.attempts()
 
 
