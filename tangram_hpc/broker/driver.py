@@ -60,7 +60,7 @@ from .unacknowledged import UnacknowledgedResults, loss_of_result, result_of
 from .worker_messages import message_of
 
 _POLL_S = 0.1  # between two checks of something that ends without an event
-_CLIENTS_WAIT_NS = 2 * 10**9  # so long, clients wait for workers of the broker before this one
+_CLIENTS_WAIT_NS = 2 * 10**9  # how long new clients wait for the workers of an earlier broker
 PLAIN_EVENTS = frozenset({ev.ActionSubmitted, ev.LeaseGranted, ev.LeaseStarted, ev.LeaseFinished})
 
 
@@ -464,11 +464,12 @@ class Broker:
         action = message.action
         if client_of(action.id) != peer.client:
             why = f"id: {show(action.id)} is not this client's"
-        elif (known_one := self.scheduler.ledger.actions.get(action.id)) is not None:
-            return self._submitted_again(known_one, payload)
-        elif action.once and (known := self._keys.settle(action))[0]:
-            return self._peers.send_to_client(peer.client, *known[1]) if (
-                known[1] is not None) else None
+        elif (known := self.scheduler.ledger.actions.get(action.id)) is not None:
+            return self._submitted_again(known, payload)
+        elif action.once and (replies := self._keys.settle(action)) is not None:
+            for reply in replies:
+                self._peers.send_to_client(peer.client, *reply)
+            return
         else:
             why = refusal(self.scheduler.ledger, self.scheduler.state.placer, action)
         if payload is None:

@@ -113,31 +113,31 @@ class IdempotencyKeys:
 
     # ---- submissions ------------------------------------------------------------------------
 
-    def settle(self, action: Action) -> tuple[bool, Reply | None]:
-        """Returns whether an earlier submission with the same key settles this one, and the result
-        to send; the result is None while the earlier action is open.
+    def settle(self, action: Action) -> list[Reply] | None:
+        """Returns what to answer to a submission that an earlier one with the same key settles:
+        nothing yet while the earlier action is open. None if no earlier one settles it.
         """
         if action.id in self._leader:
-            return True, None  # the same submission after a reconnect: it waits already
+            return []  # the same submission after a reconnect: it waits already
         open_one = self._ledger.once.get(action.once)
         if open_one is not None:
             other = self._ledger.actions[open_one].action
             if _differ(action, other, open_one in self._earlier):
                 why = (f"once: {action.once!r} is the name of {_work(other)} {other.name} "
                        f"({show(open_one)}), not of {_work(action)} {action.name}")
-                return True, (ms.Rejected(action.id, why), None)
+                return [(ms.Rejected(action.id, why), None)]
             self._leader[action.id] = open_one
             self._followers.setdefault(open_one, []).append(action.id)
-            return True, None
+            return []
         kept = self._spool.result(action.once) if self._spool is not None else None
         if kept is None:
-            return False, None
+            return None
         if kept[2] not in ("", _work(action)):
             why = (f"once: {action.once!r} is the name of an action that has ended, of {kept[2]}, "
                    f"not of {_work(action)} {action.name}; choose another name, or call `forget` "
                    "first")
-            return True, (ms.Rejected(action.id, why), None)
-        return True, (kept[0].under(action.id), kept[1])
+            return [(ms.Rejected(action.id, why), None)]
+        return [(kept[0].under(action.id), kept[1])]
 
     def keep(self, action: Action, payload: Buffer) -> str:
         """Keeps the call of an action; returns why that is impossible, else an empty text."""
