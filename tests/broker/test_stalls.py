@@ -25,7 +25,7 @@ def test_a_broker_that_was_stopped_declares_no_worker_dead() -> None:
     client, worker = rig.client(), rig.worker()
     rig.run(5)
     worker.say(ms.Ping())
-    rig.stopped(SILENCE_S + 5)
+    rig.stall(SILENCE_S + 5)
     assert not worker.closed and rig.scheduler.ledger.nodes[1].state is NodeState.UP
     worker.say(ms.Ping())  # it lay in the socket
     assert serves(rig, client, worker, 1)
@@ -35,7 +35,7 @@ def test_a_worker_stopped_together_with_its_broker_gets_the_whole_silence_limit(
     rig = BrokerRig()
     rig.client()
     worker = rig.worker()
-    rig.stopped(120)
+    rig.stall(120)
     rig.run(SILENCE_S - 5)  # it is slower to go on than the broker
     worker.say(ms.Ping())
     assert not worker.closed
@@ -51,7 +51,7 @@ def test_a_lost_client_keeps_the_rest_of_its_grace_period_over_a_broker_stall() 
     client.leave()
     rig.run(20)
     worker.say(ms.Ping())
-    rig.stopped(60)
+    rig.stall(60)
     back = rig.client()
     assert not back.last(ms.Welcome).fresh
     assert action.id in rig.scheduler.ledger.actions
@@ -69,7 +69,7 @@ def test_a_sessions_idle_time_does_not_count_a_broker_stall() -> None:
     client.say(ms.RequestSession(spec))
     worker.say(ms.SandboxUp(spec.id))
     rig.run(10)
-    rig.stopped(60)
+    rig.stall(60)
     client.say(ms.RenewSession(spec.id))  # it lay in the socket
     rig.run(5)
     assert not worker.all(ms.CloseSandbox)
@@ -87,7 +87,7 @@ def test_grace_and_idle_times_begun_just_before_a_stall_do_not_count_it() -> Non
     client.say(ms.RenewSession(spec.id))
     client.leave()
     rig.run(1)
-    rig.stopped(60)
+    rig.stall(60)
     rig.run(1)
     assert not worker.all(ms.CloseSandbox)
     assert not rig.client().last(ms.Welcome).fresh
@@ -101,7 +101,7 @@ def test_the_time_for_nodes_to_join_does_not_count_a_broker_stall() -> None:
     rig.run(5)
     action = action_of(client, 1, degrees=(8,))
     client.say(ms.Submit(action), b"call")
-    rig.stopped(SILENCE_S - 5)
+    rig.stall(SILENCE_S - 5)
     large = rig.worker(8, "large")  # its hello lay in the socket
     assert not client.all(ms.ActionResult)
     assert large.last(ms.StartAttempt).action == action

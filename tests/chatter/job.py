@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import heapq
 import io
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 from helpers.broker_rig import MemoryJournal
+from helpers.hand_clock import HandClock
 from helpers.ledger_facts import difference, facts
 
 from tangram_hpc.broker.driver import Broker, Settings
@@ -110,7 +110,7 @@ class MemorySpill:
         self.kept.pop(client, None)
 
 
-class ChatterJob:
+class ChatterJob(HandClock):
     """The job of one seed.
 
     Attributes:
@@ -125,7 +125,7 @@ class ChatterJob:
 
     def __init__(self, seed: int, placer: str, slurm: Any, checks: bool = False) -> None:
         self.rng, self.placer, self.checks = random.Random(f"{seed} {placer}"), placer, checks
-        self.now, self._count = 1_000 * S, 0
+        super().__init__()
         self.journal, self.spool = MemoryJournal(), MemorySpool()
         self.snapshots: list[str] = []  # all that were ever taken
         self.slurm, self.said = slurm, list[str]()
@@ -143,46 +143,16 @@ class ChatterJob:
         """The ledger of the broker that serves."""
         return self.scheduler.ledger
 
-    # ---- the broker's ports ----
-
-    def now_ns(self) -> int:
-        return self.now
-
-    def after(self, delay_s: float, call: Callable[[], None]) -> None:
-        self._count += 1
-        heapq.heappush(self._timers, (self.now + int(delay_s * S), self._count, call))
-
-    # ---- time ----
-
-    def settle(self) -> None:
-        """Runs the timers that are due."""
-        ran = 0
-        while self._timers and self._timers[0][0] <= self.now:
-            heapq.heappop(self._timers)[2]()
-            ran += 1
-            assert ran < 5_000, "the broker's timers never rest"
+    def check(self) -> None:
         if self.checks or self._count % 16 == 0:
             self.ledger.check()
-
-    def run(self, seconds: float) -> None:
-        """Lets time pass."""
-        until = self.now + int(seconds * S)
-        while self._timers and self._timers[0][0] <= until:
-            self.now = max(self.now, self._timers[0][0])
-            self.settle()
-        self.now = until
-
-    def stall(self, seconds: float) -> None:
-        """Time passes in which the broker does not run, as while its job is suspended."""
-        self.now += int(seconds * S)
-        self.settle()
 
     # ---- starts ----
 
     def start(self, scheduler: Scheduler, rejoin_s: float, down_s: float) -> None:
         """Starts a broker that goes on with what a scheduler knows."""
         self.scheduler = scheduler
-        self._timers: list[tuple[int, int, Callable[[], None]]] = []
+        self._timers.clear()
         self.spill = MemorySpill(self.rng)
         settings = Settings(
             JOB, "/nowhere", 2, GRACE_S, join_s=3.0, services=SERVICES, endpoints=ENDPOINTS,

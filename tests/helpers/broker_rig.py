@@ -3,12 +3,12 @@ said, and every message passes through the real frames."""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
+from helpers.hand_clock import HandClock
 from tangram_hpc.broker.driver import Broker, Settings
 from tangram_hpc.broker.peers import Peer
 from tangram_hpc.domain.action import Action
@@ -20,8 +20,6 @@ from tangram_hpc.protocol import message as ms
 from tangram_hpc.protocol.frame import Inbox, Outbox
 from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.scheduler import Scheduler
-
-S = 10**9
 
 
 class FakePeer:
@@ -96,16 +94,15 @@ class MemoryJournal:
         pass
 
 
-class BrokerRig:
+class BrokerRig(HandClock):
     """The broker of job `j`, its clock, and its timers. `check`: its ledger's laws are proven after
     every message."""
 
     def __init__(self, placer: str = "elastic", check: bool = True, spool: Any = None,
                  spill: Any = None, scheduler: Scheduler | None = None, **settings: Any
                  ) -> None:
-        self.now, self._check = 1_000 * S, check
-        self._timers: list[tuple[int, int, Callable[[], None]]] = []
-        self._count = 0
+        super().__init__()
+        self._check = check
         self.journal = MemoryJournal()
         self.scheduler = scheduler or Scheduler(make_placer(placer))
         self.broker = Broker(self.scheduler, self.journal, self, self,
@@ -114,32 +111,9 @@ class BrokerRig:
         self.broker.start()
         self.settle()
 
-    def now_ns(self) -> int:
-        return self.now
-
-    def after(self, delay_s: float, call: Callable[[], None]) -> None:
-        self._count += 1
-        heapq.heappush(self._timers, (self.now + int(delay_s * S), self._count, call))
-
-    def settle(self) -> None:
-        """All timers that are due."""
-        while self._timers and self._timers[0][0] <= self.now:
-            heapq.heappop(self._timers)[2]()
+    def check(self) -> None:
         if self._check:
             self.scheduler.ledger.check()
-
-    def run(self, seconds: float) -> None:
-        """Time passes, and the broker runs."""
-        until = self.now + int(seconds * S)
-        while self._timers and self._timers[0][0] <= until:
-            self.now = max(self.now, self._timers[0][0])
-            self.settle()
-        self.now = until
-
-    def stopped(self, seconds: float) -> None:
-        """Time passes, and the broker does not run; when it goes on its timers come first."""
-        self.now += int(seconds * S)
-        self.settle()
 
     def client(self, uid: str = "u", **fields: Any) -> FakePeer:
         peer = FakePeer(self)
