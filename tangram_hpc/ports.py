@@ -256,10 +256,9 @@ class Reports(Protocol):
         """
         ...
 
-    def session_down(self, session: int, reason: str, never: bool = False) -> None:
-        """The sandbox of the session is gone; `reason` is empty if the worker had
-        asked the executor to close it.
-        `never` says that it could not have been built on any node.
+    def session_down(self, session: int, reason: str, infeasible: bool = False) -> None:
+        """The sandbox of the session is gone. `reason` is empty if the worker had asked the
+        executor to close it. `infeasible` says that it could not have been built on any node.
         """
         ...
 

@@ -109,7 +109,7 @@ class AttachedSessions:
     def send_down(self, end: AnnounceSessionEnd) -> None:
         """Tells the clients of a session that it has ended."""
         self._contexts.pop(end.session, None)
-        message = ms.SessionDown(end.session, end.reason, end.never)
+        message = ms.SessionDown(end.session, end.reason, end.infeasible)
         told = (client_of(end.session), *end.attached)
         for client in told:
             self._send_to_client(client, message)

@@ -34,7 +34,7 @@ def event_of_report(ledger: Ledger, node: int, report: SandboxReport, now: int
     if isinstance(report, ms.SandboxUp):
         return ev.SessionReady(now, report.session, report.image)
     if isinstance(report, ms.SandboxDown):
-        return ev.SessionClosed(now, report.session, report.reason, report.never)
+        return ev.SessionClosed(now, report.session, report.reason, report.infeasible)
     if session.state is SessionState.MOVING:
         return ev.SessionPacked(now, report.session, report.files)
     # The session was closed while its files were packed.

@@ -714,12 +714,12 @@ class Connection:
                 self._opening.discard(session_id)
                 if (session := self._sessions.get(session_id)) is not None:
                     session.on_up(message)
-            case ms.SessionDown(session=session_id, reason=reason, never=never):
+            case ms.SessionDown(session=session_id, reason=reason, infeasible=infeasible):
                 with self._lock:
                     self._opening.discard(session_id)
                     session = self._sessions.pop(session_id, None)
                 if session is not None:
-                    session.on_down(reason, never)
+                    session.on_down(reason, infeasible)
             case ms.Attached():
                 with self._lock:
                     self._put_all(self._attachments.answered(message, payload, self._sessions))
@@ -760,7 +760,7 @@ class Connection:
             self._opening.discard(message.id)
             session = self._sessions.pop(message.id, None)
         if session is not None:
-            session.on_down(message.text, never=not message.lost)
+            session.on_down(message.text, infeasible=not message.lost)
         elif not message.id:
             log_refusal(self.job, message)
 

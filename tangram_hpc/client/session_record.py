@@ -84,18 +84,19 @@ class SessionRecord:
             self.wait_s = message.wait_ns / 1e9
             self.opened.set_result(None)
 
-    def on_down(self, reason: str, never: bool = False, error: TangramError | None = None) -> None:
+    def on_down(self, reason: str, infeasible: bool = False, error: TangramError | None = None
+                ) -> None:
         """Records that the session has ended.
 
         Args:
             reason: the broker's reason, in one line.
-            never: whether the session can never be admitted, so that `opened` raises
+            infeasible: whether the session can never be admitted, so that `opened` raises
                 InfeasibleRequest instead of SessionLost.
             error: the error that a pending `opened` raises if the client failed, not the session.
         """
         self.why_ended = why_ended(self.spec.id, reason)
         if not self.opened.done():
-            own = InfeasibleRequest(reason) if never else SessionLost(self.why_ended)
+            own = InfeasibleRequest(reason) if infeasible else SessionLost(self.why_ended)
             self.opened.set_exception(error or own)
         if not self.closed.done():
             self.closed.set_result(reason)

@@ -120,13 +120,13 @@ class AnnounceSession(Decision, frozen=True):
 class AnnounceSessionEnd(Decision, frozen=True):
     """Tell the session's client, and the clients that are attached, that the session has ended.
 
-    `reason` is empty if the session's own client closed it. `never` says that the session could
-    not have opened on any node. `attached` are the numbers of the attached clients.
+    `reason` is empty if the session's own client closed it. `infeasible` says that the session
+    could not have opened on any node. `attached` are the numbers of the attached clients.
     """
 
     session: int
     reason: str
-    never: bool = False
+    infeasible: bool = False
     attached: tuple[int, ...] = ()
 
 

@@ -382,13 +382,13 @@ class SessionClosing(Event, frozen=True, tag="session-closing"):
 class SessionClosed(Event, frozen=True, tag="session-closed"):
     """The sandbox of a session is gone, and its memory is free.
 
-    `reason` is empty if its client itself closed it. `never` says that the session could not have
-    opened on any node.
+    `reason` is empty if its client itself closed it. `infeasible` says that the session could not
+    have opened on any node.
     """
 
     session: int
     reason: str
-    never: bool = False
+    infeasible: bool = False
 
 
 class ActionSubmitted(Event, frozen=True, tag="action-submitted"):

@@ -121,7 +121,7 @@ class NodeImages:
             self._known[image] = stamp, ready
         for session, then in pull.waiting.items():
             if answer.error:
-                then(None, answer.error, answer.never)
+                then(None, answer.error, answer.infeasible)
             elif self._use(session, ready):
                 then(ready, "", False)
             elif pull.tries < _TRIES:

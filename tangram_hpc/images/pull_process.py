@@ -5,7 +5,7 @@ this work takes no time from the worker's loop, can be killed at any moment, and
 where the kernel has Landlock, it may write only into the stores and devices such as /dev/null.
 
 The process reads one line of JSON, `{"image": ..., "settings": {...}}`, and answers with one line:
-`{"folder": ..., "digest": ..., "env": [...], ...}` or `{"error": ..., "never": ...}`. When its
+`{"folder": ..., "digest": ..., "env": [...], ...}` or `{"error": ..., "infeasible": ...}`. When its
 input ends, its worker is dead, and the process ends too.
 """
 
@@ -41,7 +41,7 @@ class PullAnswer:
         digest: the digest of the image; empty for a folder that was named as it is.
         env: variables that its programs expect, as NAME=VALUE.
         error: why the image could not be pulled, in one line; empty after a success.
-        never: whether another attempt would be useless.
+        infeasible: whether another attempt would be useless.
         workdir: the directory in which its programs start; empty if the image names none.
         user: the user that the image names; empty for none.
     """
@@ -50,7 +50,7 @@ class PullAnswer:
     digest: str = ""
     env: tuple[str, ...] = ()
     error: str = ""
-    never: bool = False
+    infeasible: bool = False
     workdir: str = ""
     user: str = ""
 
@@ -153,7 +153,7 @@ def main() -> int:
             image = done.image
             answer = replace(answer, env=image.env, workdir=image.working_dir, user=image.user)
     except InvalidInput as error:
-        answer = PullAnswer(error=str(error), never=True)
+        answer = PullAnswer(error=str(error), infeasible=True)
     except TangramError as error:
         answer = PullAnswer(error=str(error))
     except OSError as error:

@@ -425,13 +425,13 @@ class SessionUp(Message, frozen=True, tag=33):
 class SessionDown(Message, frozen=True, tag=34):
     """The session has ended.
 
-    `reason` is empty if that was what the client wanted. `never` says that the session could not
-    have opened on any node.
+    `reason` is empty if that was what the client wanted. `infeasible` says that the session could
+    not have opened on any node.
     """
 
     session: int
     reason: str
-    never: bool = False
+    infeasible: bool = False
 
 
 class Output(Message, frozen=True, tag=35):
@@ -572,13 +572,13 @@ class SandboxUp(Message, frozen=True, tag=54):
 
 
 class SandboxDown(Message, frozen=True, tag=55):
-    """The sandbox of a session is gone. `reason` is empty if the broker had ordered that. `never`
-    says that it could not have been built on any node.
+    """The sandbox of a session is gone. `reason` is empty if the broker had ordered that.
+    `infeasible` says that it could not have been built on any node.
     """
 
     session: int
     reason: str = ""
-    never: bool = False
+    infeasible: bool = False
 
 
 class BackgroundWants(Message, frozen=True, tag=59):

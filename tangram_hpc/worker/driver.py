@@ -574,9 +574,9 @@ class WorkerDriver:
         self._sessions.up(report)
         self._send(report)
 
-    def session_down(self, session: int, reason: str, never: bool = False) -> None:
+    def session_down(self, session: int, reason: str, infeasible: bool = False) -> None:
         """Reports that the session's sandbox is gone; see `ports.Reports`."""
-        self._session_ended(SandboxDown(session, reason[:TEXT_MAX], never))
+        self._session_ended(SandboxDown(session, reason[:TEXT_MAX], infeasible))
 
     def session_packed(self, session: int, files: str) -> None:
         """Reports that the session's files are in the store; see `ports.Reports`."""

@@ -155,7 +155,7 @@ class Rig:
     def session_up(self, session: int, image: str = "") -> None:
         self.up.add(session)
 
-    def session_down(self, session: int, reason: str, never: bool = False) -> None:
+    def session_down(self, session: int, reason: str, infeasible: bool = False) -> None:
         self.down[session] = reason
 
     def session_packed(self, session: int, files: str) -> None:

@@ -48,7 +48,7 @@ box = SandboxSpec("bwrap", True, ("example.org",), sys.argv[2], workdir="/etc/fi
 try:
     isolation_setup.build(Setup(0, 0, box, tuple(sys.argv[3:])), sys.argv[1])
 except isolation_setup.Unbuildable as error:
-    print(error.never, error, flush=True)
+    print(error.infeasible, error, flush=True)
 try:
     while os.waitpid(-1, 0):  # for ever, if one was not killed
         pass

@@ -21,9 +21,9 @@ class Once(Rig):
         assert session not in self.up
         super().session_up(session, image)
 
-    def session_down(self, session: int, reason: str, never: bool = False) -> None:
+    def session_down(self, session: int, reason: str, infeasible: bool = False) -> None:
         assert session not in self.down
-        super().session_down(session, reason, never)
+        super().session_down(session, reason, infeasible)
 
     def session_packed(self, session: int, files: str) -> None:
         assert session not in self.packed

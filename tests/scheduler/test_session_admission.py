@@ -106,7 +106,7 @@ def test_infeasible_sessions_wait_until_all_nodes_have_joined_and_then_end() -> 
     w.plan()
     made = w.happen(ev.NodesComplete(w.now, 1))
     ended = {d.session: d for d in made if isinstance(d, de.AnnounceSessionEnd)}
-    assert set(ended) == {never, too_big} and all(d.never for d in ended.values())
+    assert set(ended) == {never, too_big} and all(d.infeasible for d in ended.values())
     assert ended[never].reason.startswith("trusted:") and "mem" in ended[too_big].reason
     assert replies(made) == {inside: ActionState.CANCELLED, loose: ActionState.FAILED}
     assert w.ledger.sessions[fits].state is not SessionState.WAITING

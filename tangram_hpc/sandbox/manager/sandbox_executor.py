@@ -531,8 +531,8 @@ class SandboxExecutor:
             self._orphan(self._attempts[lease], process, status, reason, none_left, tail)
         if none_left:
             process.leases.clear()
-        never = os.WIFEXITED(status) and os.WEXITSTATUS(status) == NEVER_BUILT
-        process.kept = bool(process.session) and self._sessions.lost(process, reason, never)
+        infeasible = os.WIFEXITED(status) and os.WEXITSTATUS(status) == NEVER_BUILT
+        process.kept = bool(process.session) and self._sessions.lost(process, reason, infeasible)
         if not process.session:
             self._pool_lost(process, reason)
         if none_left:

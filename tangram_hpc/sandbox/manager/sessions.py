@@ -92,19 +92,19 @@ class Sessions:
         # the files of a fork are changes to its origin's image
         origin = self._open.get(spec.origin)
         same = origin is not None and origin.spec.image == spec.image
-        self._images.open(spec.id, spec.image, lambda image, why, never: self._with_image(
-            session, image, why, never), spec.origin if same else 0)
+        self._images.open(spec.id, spec.image, lambda image, why, infeasible: self._with_image(
+            session, image, why, infeasible), spec.origin if same else 0)
 
     def _with_image(self, session: NodeSession, image: ReadyImage | None, why: str,
-                    never: bool) -> None:
+                    infeasible: bool) -> None:
         """Goes on with a session whose image is ready, or ends it."""
         session.pulling = False
         if image is None:
-            return self._end(session, why, never)
+            return self._end(session, why, infeasible)
         if self._supervisor.lies_in(image.folder):
             return self._end(session, f"image: {image.folder} holds the worker's scratch folder: "
                              "other sessions would be seen in it, and a copy of it would never "
-                             "end; name the folder of another root file system", never=True)
+                             "end; name the folder of another root file system", infeasible=True)
         session.image = image.digest
         session.box = msgspec.structs.replace(session.box, image=image.folder, env=image.env,
                                               workdir=image.workdir, user=image.user)
@@ -283,14 +283,14 @@ class Sessions:
         process.send(ExitProcess())
         self._loop.call_later(_CLOSE_S, process.kill)
 
-    def lost(self, process: ExecutionProcess, reason: str, never: bool = False) -> bool:
+    def lost(self, process: ExecutionProcess, reason: str, infeasible: bool = False) -> bool:
         """Notes that an init is dead; returns whether its files are kept for another one. If so,
         `restart` must follow as soon as its descendants have ended.
 
         Args:
             process: the init.
             reason: why it is dead.
-            never: whether no init can build its sandbox.
+            infeasible: whether no init can build its sandbox.
         """
         session = self._open.get(process.session)
         if session is None:
@@ -303,7 +303,7 @@ class Sessions:
             self.held_still(process, "its sandbox's init ended")
         if session.closing or not was_up or session.deaths > _DEATHS_MAX:
             began = session.was_up or session.spec.files  # the latter: on another node
-            self._end(session, "" if session.closing else reason, never and not began)
+            self._end(session, "" if session.closing else reason, infeasible and not began)
             return False
         return True
 
@@ -327,7 +327,7 @@ class Sessions:
         self._snapshots.release(session.base)
         session.base = None
 
-    def _end(self, session: NodeSession, reason: str, never: bool = False) -> None:
+    def _end(self, session: NodeSession, reason: str, infeasible: bool = False) -> None:
         self._open.pop(session.id, None)
         self._release(session)
         state = ActionState.CANCELLED if session.closing else ActionState.FAILED
@@ -338,7 +338,7 @@ class Sessions:
                 self._dispatcher.unstarted(attempt, state, text)
         for copy in (*session.copies,):
             self._end(copy, "origin: its session is gone")
-        self._reports.session_down(session.id, reason, never)
+        self._reports.session_down(session.id, reason, infeasible)
 
     def idle_processes(self) -> list[ExecutionProcess]:
         """The inits in which no command runs."""

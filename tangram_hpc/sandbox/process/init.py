@@ -322,7 +322,7 @@ class Init:
                 frozen_files.begin(setup.origin, self._place, setup.box.image)
             self._isolation = isolation_setup.build(setup, self._place)
         except (isolation_setup.Unbuildable, scratch.Uncopied, OSError) as error:
-            if isinstance(error, isolation_setup.Unbuildable) and error.never:
+            if isinstance(error, isolation_setup.Unbuildable) and error.infeasible:
                 self._status = NEVER_BUILT
             return self._fall(str(error))
         self._setup, self._home = setup, self._isolation.home

@@ -60,12 +60,12 @@ class Unbuildable(Exception):
     """The sandbox cannot be built; the text is one line that says why.
 
     Attributes:
-        never: whether no other sandbox of the same box and the same files can be built either.
+        infeasible: whether no other sandbox of the same box and the same files can be built either.
     """
 
-    def __init__(self, text: str, never: bool = False) -> None:
+    def __init__(self, text: str, infeasible: bool = False) -> None:
         super().__init__(text)
-        self.never = never
+        self.infeasible = infeasible
 
 
 @dataclass(frozen=True)

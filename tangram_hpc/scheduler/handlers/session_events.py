@@ -169,7 +169,7 @@ def on_session_closed(state: SchedulerState, event: ev.SessionClosed) -> list[De
     del owner.sessions[event.session]
     forget_if_gone(ledger, owner)
     state.dirty = True
-    return [AnnounceSessionEnd(event.session, reason, event.never, attached)]
+    return [AnnounceSessionEnd(event.session, reason, event.infeasible, attached)]
 
 
 def _vacate(ledger: Ledger, session: SessionEntry) -> None:
