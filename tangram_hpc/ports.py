@@ -213,7 +213,7 @@ class Reports(Protocol):
         ...
 
     def finished(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool,
-                 soon: bool = False) -> None:
+                 settles: bool = False) -> None:
         """The attempt under the lease has ended.
 
         Args:
@@ -221,7 +221,7 @@ class Reports(Protocol):
             outcome: how the attempt ended.
             payload: the result; None if there is none.
             clean: whether the units are free too; if not, `released` follows.
-            soon: whether `settled` follows in this turn of the loop.
+            settles: whether `settled` follows in this turn of the loop.
         """
         ...
 

@@ -342,7 +342,7 @@ class WorkerDriver:
             if self._executor is not None and not self._over:
                 self._begin(self._executor, held)
 
-    def _gone(self, lease: int, soon: bool = False) -> None:
+    def _gone(self, lease: int, settles: bool = False) -> None:
         """Lets the lease behind this one begin, but later, because the executor is in the middle of
         a step. If the executor announces `settled`, no further turn of the loop is needed, which
         saves a busy worker a tenth of its time.
@@ -351,7 +351,7 @@ class WorkerDriver:
         self._early.pop(lease, None)
         held = self._queues.remove(lease)
         if held is not None:
-            if not self._due and not soon:
+            if not self._due and not settles:
                 self._timer.after(0, self._begin_due)
             self._due.append(held)
 
@@ -499,7 +499,7 @@ class WorkerDriver:
             self._timer.after(REPORT_S, self._beat)
 
     def finished(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool,
-                 soon: bool = False) -> None:
+                 settles: bool = False) -> None:
         """Reports the outcome at once, or after `SIGNAL_S` if Slurm's signal may have caused it.
         Slurm sends such a signal to all processes of a step, and the commands may get it before
         this worker. After the delay the worker knows whether it must leave, too; if the signal
@@ -513,7 +513,7 @@ class WorkerDriver:
             self._by_slurm[lease] = clean
             self._timer.after(SIGNAL_S, lambda: self._tell_after_all(lease, outcome, payload))
         else:
-            self._tell_end(lease, outcome, payload, clean, soon)
+            self._tell_end(lease, outcome, payload, clean, settles)
 
     def settled(self) -> None:
         """Begins the orders whose turn has come; see `ports.Reports`."""
@@ -524,9 +524,9 @@ class WorkerDriver:
         self._tell_end(lease, outcome, payload, self._by_slurm.pop(lease))
 
     def _tell_end(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool,
-                  soon: bool = False) -> None:
+                  settles: bool = False) -> None:
         if clean:
-            self._gone(lease, soon)
+            self._gone(lease, settles)
         result = Finished(lease, outcome.brief(), clean, int(payload is not None))
         self._kept.add(result, payload, self._broker.joined)
         self._send(result, payload)

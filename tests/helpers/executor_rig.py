@@ -88,7 +88,7 @@ class Rig:
         self.credit: dict[int, int] = {}
         self.streams: list[tuple[StreamMessage, bytes | None]] = []
         self.lease = 0
-        self.unsettled: set[int] = set()  # leases that ended `soon`, and not a turn later
+        self.unsettled: set[int] = set()  # leases that ended with `settles`, and not a turn later
         options.setdefault("cores", affinity.usable()[:2])
         cores = options.pop("cores")
         self.trusted = options.pop("trusted", True)
@@ -119,10 +119,10 @@ class Rig:
         self.events.append(("started", lease))
 
     def finished(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool,
-                 soon: bool = False) -> None:
+                 settles: bool = False) -> None:
         assert lease not in self.done
         self.events.append(("finished", lease))
-        if soon:
+        if settles:
             self.unsettled.add(lease)
             self.loop.call_soon(self.events.append, ("turned", lease))
         if payload is not None and isinstance(reference := decode(payload), Stored):

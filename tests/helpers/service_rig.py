@@ -181,7 +181,7 @@ class Rig:
         assert lease not in self.ends
 
     def finished(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool,
-                 soon: bool = False) -> None:
+                 settles: bool = False) -> None:
         assert lease not in self.ends, f"lease {lease} ended twice"
         self.ends[lease] = outcome
         if not clean:

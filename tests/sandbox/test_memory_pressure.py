@@ -332,4 +332,4 @@ def _told(process: Any, asked: int, outcome: Outcome) -> Outcome:
         stop=None, asked_mib=asked, held=True,
         order=SimpleNamespace(action=SimpleNamespace(kind=Kind.EXEC)))
     executor: Any = SimpleNamespace(_counts_ooms=True, _enforcer=SimpleNamespace(name="cgroup1"))
-    return SandboxExecutor._told(executor, attempt, process, outcome)
+    return SandboxExecutor._checked_outcome(executor, attempt, process, outcome)

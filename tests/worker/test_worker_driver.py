@@ -155,8 +155,8 @@ def test_a_command_that_goes_to_the_background_is_reported_at_once() -> None:
     assert ms.Finished(1, outcome, True, 1) in rig.wire.said()
 
 
-@pytest.mark.parametrize("soon", [True, False])
-def test_a_queued_attempt_starts_once_the_executor_has_settled(soon: bool) -> None:
+@pytest.mark.parametrize("settles", [True, False])
+def test_a_queued_attempt_starts_once_the_executor_has_settled(settles: bool) -> None:
     rig = Rig()
     rig.start(1)
     follow = rig.orders.got
@@ -164,9 +164,9 @@ def test_a_queued_attempt_starts_once_the_executor_has_settled(soon: bool) -> No
         order = ms.StartAttempt(lease, Action(lease, "a"), (0,), after=lease - 1)
         rig.driver._queues.add(lease, lease - 1, (order, memoryview(b"p")))
         rig.driver._open.add(lease)
-    rig.driver.finished(1, DONE, None, True, soon)
+    rig.driver.finished(1, DONE, None, True, settles)
     assert [one[0] for one in follow] == ["start"]  # it may be in the middle of something
-    if soon:
+    if settles:
         assert not [call for call in rig.hand.calls if call[1] == rig.driver._begin_due]
         rig.driver.settled()
     else:

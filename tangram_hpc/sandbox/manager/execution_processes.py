@@ -318,7 +318,7 @@ class Owner(Protocol):
         """No process of an action is left."""
         ...
 
-    def piece(self, process: ExecutionProcess, message: OutputChunk) -> None:
+    def output_chunk(self, process: ExecutionProcess, message: OutputChunk) -> None:
         """A part of an action's streamed output."""
         ...
 
@@ -541,7 +541,7 @@ class ForkServerClient:
                 elif isinstance(message, PortBytes | PortCredit | PortEnded):
                     self._owner.port_report(process, message)
                 else:
-                    self._owner.piece(process, message)
+                    self._owner.output_chunk(process, message)
         except (ProtocolError, msgspec.DecodeError):
             process.hang_up()
             process.kill()

@@ -117,10 +117,6 @@ class NodeAttempt:
         """How long it took to start it, in ns; -1 if it did not start."""
         return self.started_ns - self.taken_ns if self.started_ns else -1
 
-    def unstarted(self, state: ActionState, reason: str) -> Outcome:
-        """Returns the outcome of an attempt that never ran."""
-        return Outcome(state, reason=reason)
-
     def orphaned(self, process: ExecutionProcess, status: int, reason: str) -> Outcome:
         """Returns the outcome of an attempt whose execution process died."""
         state = self.stop[0] if self.stop else ActionState.FAILED

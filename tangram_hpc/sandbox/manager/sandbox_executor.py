@@ -70,7 +70,8 @@ _EXEC = Kind.EXEC
 _FUNCTION = Kind.FUNCTION
 _DEFAULTS = SandboxSettings()
 _KILLED = 128 + signal.SIGKILL  # what a shell returns for a command that SIGKILL ended
-_SAID = ENDED - {ActionState.NODE_FAIL, ActionState.PREEMPTED}  # the two that send an action back
+# states that an execution process may report; the other two send an action back
+_REPORTABLE = ENDED - {ActionState.NODE_FAIL, ActionState.PREEMPTED}
 
 
 class SandboxExecutor:
@@ -119,7 +120,7 @@ class SandboxExecutor:
         self._runner_watchdog = RunnerWatchdog(self._free_behind)
         self._memory_pressure = MemoryPressure(not self._counts_ooms, self.kill)
         self._init_watchdog = InitWatchdog(settings.kill_wait_s)
-        self._looking: asyncio.TimerHandle | None = None
+        self._next_check: asyncio.TimerHandle | None = None
 
     @property
     def enforcement(self) -> str:
@@ -310,9 +311,9 @@ class SandboxExecutor:
         if attempt.early is not None and process.kind != RUNNER:
             process.send(attempt.early)
         attempt.asked_mib = limits.mem_mib
-        if self._looking is None:
+        if self._next_check is None:
             self._memory_pressure.begin()
-            self._looking = self._loop.call_later(LOOK_S, self._look)
+            self._next_check = self._loop.call_later(LOOK_S, self._check_running)
         if len(process.leases) == 1 or process.kind != RUNNER:
             self._reports.started(order.lease)
 
@@ -325,15 +326,15 @@ class SandboxExecutor:
         else:
             self.kill(attempt.order.lease, ActionState.TIMEOUT, too_long(limit / 1e9))
 
-    def _look(self) -> None:
+    def _check_running(self) -> None:
         """Checks memory and deadlines, and comes again for as long as anything runs."""
-        self._looking = None
+        self._next_check = None
         running = [(attempt, attempt.asked_mib) for attempt in self._attempts.values()
                    if attempt.live and attempt.process]
         self._memory_pressure.look(running, self._sessions.idle_processes)
         self._init_watchdog.look(running)
         if running:
-            self._looking = self._loop.call_later(LOOK_S, self._look)
+            self._next_check = self._loop.call_later(LOOK_S, self._check_running)
 
     def kill(self, lease: int, state: ActionState, reason: str) -> None:
         """See `ports.Executor`."""
@@ -443,23 +444,26 @@ class SandboxExecutor:
         if message.none_left:
             process.leases.pop(message.lease, None)
         process.process_cpu_ns = message.process_cpu_ns
-        outcome = self._told(attempt, process, message.outcome)
+        outcome = self._checked_outcome(attempt, process, message.outcome)
         if outcome.state is ActionState.OUT_OF_MEMORY and process.session and message.none_left:
             # the kernel killed a part of it; what is left would use the memory of later actions
             process.send(KillCommand(message.lease, outcome.state, outcome.reason))
-        self._finish(attempt, outcome, message.payload, message.none_left, soon=True)
+        self._finish(attempt, outcome, message.payload, message.none_left, settles=True)
         if message.none_left:
-            self._left(process, message.lease)
+            self._give_next_work(process, message.lease)
 
     def settled(self) -> None:
         """See `execution_processes.Owner`."""
         self._reports.settled()
 
-    def _told(self, attempt: NodeAttempt, process: ExecutionProcess, outcome: Outcome) -> Outcome:
-        """Adds to an outcome what only the worker knows."""
+    def _checked_outcome(self, attempt: NodeAttempt, process: ExecutionProcess, outcome: Outcome
+                         ) -> Outcome:
+        """Replaces a state that the process may not report, or that the worker knows better, and
+        adds how the attempt was isolated and limited.
+        """
         state, reason = outcome.state, outcome.reason
         asked, killed = attempt.asked_mib, _KILLED in (outcome.exit_code, 128 + outcome.signal)
-        if state not in _SAID and (attempt.stop is None or attempt.stop[0] is not state):
+        if state not in _REPORTABLE and (attempt.stop is None or attempt.stop[0] is not state):
             state = ActionState.FAILED
         elif process.kind == RUNNER and not (asked or killed):
             return outcome  # its own enforcement is right
@@ -485,9 +489,9 @@ class SandboxExecutor:
             return
         process.leases.pop(message.lease, None)
         self._release(attempt)
-        self._left(process, message.lease)
+        self._give_next_work(process, message.lease)
 
-    def piece(self, process: ExecutionProcess, message: OutputChunk) -> None:
+    def output_chunk(self, process: ExecutionProcess, message: OutputChunk) -> None:
         """See `execution_processes.Owner`. A runner has no output of its own to stream."""
         if message.lease not in process.leases or process.kind == RUNNER:
             return
@@ -546,8 +550,9 @@ class SandboxExecutor:
             if process.kind == RUNNER:
                 text = attempt.stop[1] if attempt.stop else reason
                 payload = encode(ErrorReturn("RunnerDied", text, tail))
-            outcome = attempt.orphaned(process, status, reason)
-            self._finish(attempt, self._told(attempt, process, outcome), payload, none_left)
+            outcome = self._checked_outcome(attempt, process,
+                                            attempt.orphaned(process, status, reason))
+            self._finish(attempt, outcome, payload, none_left)
         elif none_left:
             self._release(attempt)
 
@@ -568,7 +573,7 @@ class SandboxExecutor:
         self._sessions.directories_lost()
         self._supervisor.renew()
 
-    def _left(self, process: ExecutionProcess, lease: int) -> None:
+    def _give_next_work(self, process: ExecutionProcess, lease: int) -> None:
         """Gives a process, in which nothing of a lease is left any more, its next work: a call that
         waits in it, or another action.
         """
@@ -606,14 +611,14 @@ class SandboxExecutor:
 
     def unstarted(self, attempt: NodeAttempt, state: ActionState, reason: str) -> None:
         """See `sessions.CommandDispatcher`."""
-        self._finish(attempt, attempt.unstarted(state, reason), None, True)
+        self._finish(attempt, Outcome(state, reason=reason), None, True)
 
     def carried_out(self, attempt: NodeAttempt, payload: bytes) -> None:
         """See `sessions.CommandDispatcher`."""
         self._finish(attempt, Outcome(ActionState.COMPLETED), payload, True)
 
     def _finish(self, attempt: NodeAttempt, outcome: Outcome, payload: bytes | None,
-                none_left: bool, soon: bool = False) -> None:
+                none_left: bool, settles: bool = False) -> None:
         if outcome.state is ActionState.FAILED:
             self._supervisor.check_folder()
         attempt.live, attempt.gone = False, none_left
@@ -632,7 +637,7 @@ class SandboxExecutor:
         else:
             if none_left:
                 del self._attempts[attempt.order.lease]
-            self._reports.finished(attempt.order.lease, outcome, payload, none_left, soon)
+            self._reports.finished(attempt.order.lease, outcome, payload, none_left, settles)
 
     def _kept(self, attempt: NodeAttempt, outcome: Outcome, data: bytes, why: str) -> None:
         if self._attempts.get(attempt.order.lease) is not attempt:
@@ -658,15 +663,15 @@ class SandboxExecutor:
             return
         self._closed = True
         self._snapshots.close()
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._next_check is not None:
+            self._next_check.cancel()
         self._supervisor.close(self._cache.close)
         attempts, self._attempts = list(self._attempts.values()), {}
         for attempt in attempts:
             attempt.end_timer()
             lease = attempt.order.lease
             if attempt.live or attempt.storing:
-                outcome = attempt.unstarted(ActionState.CANCELLED, "its worker was closed")
+                outcome = Outcome(ActionState.CANCELLED, reason="its worker was closed")
                 self._reports.finished(lease, outcome, None, True)
             else:
                 self._reports.released(lease)
