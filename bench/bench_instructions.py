@@ -96,14 +96,14 @@ class _Side:
     def flush(self) -> None:
         self.heard += [message for message, _ in self._in.feed(b"".join(self._out.take()))]
 
-    def say(self, parcels: list[tuple[Any, bytes | None]]) -> None:
+    def say(self, envelopes: list[tuple[Any, bytes | None]]) -> None:
         from tangram_hpc.protocol.frame import Inbox, Outbox
 
         box = Outbox()
-        for parcel in parcels:
-            box.put(*parcel)
-        for parcel in Inbox().feed(b"".join(box.take())):
-            self._broker.receive(self._peer, *parcel)
+        for envelope in envelopes:
+            box.put(*envelope)
+        for envelope in Inbox().feed(b"".join(box.take())):
+            self._broker.receive(self._peer, *envelope)
 
     def take(self, kind: type) -> list[Any]:
         heard, self.heard = self.heard, []

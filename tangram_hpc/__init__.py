@@ -15,7 +15,7 @@ from typing import Any
 
 from .version import VERSION as __version__
 
-_HOMES = {
+_LAZY_IMPORTS = {
     "connect": "app.connecting",
     "LocalCluster": "app.local",
     "Client": "client.client",
@@ -61,14 +61,14 @@ _HOMES = {
     "WouldDeadlock": "errors",
 }
 
-__all__ = ["__version__", *_HOMES]
+__all__ = ["__version__", *_LAZY_IMPORTS]
 
 
 def __getattr__(name: str) -> Any:
     if name == "comm":  # the trainers' own communicator, once `connect` has met a gateway
         return importlib.import_module(".transport.mpi.mpi", __name__).trainers()
-    if name in _HOMES:
-        return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    if name in _LAZY_IMPORTS:
+        return getattr(importlib.import_module(f".{_LAZY_IMPORTS[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

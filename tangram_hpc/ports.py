@@ -19,7 +19,7 @@ from .domain.session import SessionSpec
 from .domain.slurm import JobOrder, JobRef, JobView, SlurmCalls
 from .domain.states import ActionState
 from .protocol.direct_frames import ByteStream
-from .protocol.frame import Buffer, Parcel
+from .protocol.frame import Buffer, Envelope
 from .protocol.message import (
     ActionResult,
     Message,
@@ -717,7 +717,7 @@ class Channel(Protocol):
         """
         ...
 
-    def wait(self, timeout_s: float, busy: bool) -> Iterable[Parcel]:
+    def wait(self, timeout_s: float, busy: bool) -> Iterable[Envelope]:
         """Waits until frames arrive, `wake` is called, or `timeout_s` seconds have passed; returns
         the frames.
 

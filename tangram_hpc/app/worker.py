@@ -53,7 +53,7 @@ from ..storage.store import FolderStore
 from ..transport.socket.asyncsock import SocketLink
 from ..transport.socket.dial import probe_broker
 from ..transport.socket.socket_connection import SocketConnection
-from ..worker.driver import AHEAD, WorkerDriver
+from ..worker.driver import PREFETCH_MAX, WorkerDriver
 from .access_dial import AccessFileDialer
 from .broker_location import await_access
 from .broker_redial import BrokerRedial
@@ -93,7 +93,7 @@ def node_spec(config: Config, environ: Mapping[str, str], backends: Backends,
         name=name or (place.node if place is not None else "") or host, host=host, cores=cores,
         mem_mib=int(mem * config.mem_overcommit),
         gpus=devices.indices, component=component,
-        pinned=count <= len(real), ahead=AHEAD,
+        pinned=count <= len(real), ahead=PREFETCH_MAX,
         ends_at_ns=_ends_at_ns(config.end, place),
         backends=backends.trusted, untrusted=backends.untrusted, devices=devices.summary(),
         image_root=backends.bwrap.root, open_network=backends.open_network,

@@ -29,7 +29,7 @@ _encoder = msgspec.msgpack.Encoder()
 _read = reader(tuple[list[AnyMessage], list[int]])
 
 Buffer = bytes | bytearray | memoryview
-Parcel = tuple[AnyMessage, memoryview | None]
+Envelope = tuple[AnyMessage, memoryview | None]  # a message with its payload
 
 
 class Outbox:
@@ -37,10 +37,10 @@ class Outbox:
     handler raises within `put`, such as KeyboardInterrupt, leaves it whole.
     """
 
-    __slots__ = ("_parcels",)
+    __slots__ = ("_envelopes",)
 
     def __init__(self) -> None:
-        self._parcels: list[tuple[Message, Buffer | None]] = []
+        self._envelopes: list[tuple[Message, Buffer | None]] = []
 
     def put(self, message: Message, payload: Buffer | None = None) -> None:
         """Adds a message. `payload` must be given exactly if the message has `n = 1`."""
@@ -49,24 +49,24 @@ class Outbox:
         else:
             assert message.n, message  # type: ignore[attr-defined]
         # in one step: a payload without its message would become that of the next message
-        self._parcels.append((message, payload))
+        self._envelopes.append((message, payload))
 
     def take(self) -> list[Buffer]:
         """Returns one frame with all that was put, as buffers for a gathering write; [] if nothing
         was.
         """
-        if not self._parcels:
+        if not self._envelopes:
             return []
-        payloads = [payload for _, payload in self._parcels if payload is not None]
+        payloads = [payload for _, payload in self._envelopes if payload is not None]
         lengths = [len(p) for p in payloads]
         size = sum(lengths)
-        meta = _encoder.encode(([message for message, _ in self._parcels], lengths))
+        meta = _encoder.encode(([message for message, _ in self._envelopes], lengths))
         head = _HEAD.pack(4 + len(meta) + size, len(meta))
         # leave empty buffers out: a writer would wait for ever for an empty last buffer to be sent
         frame: list[Buffer] = [head + meta, *filter(len, payloads)]
         if size <= _SMALL * len(payloads):
             frame = [b"".join(frame)]
-        self._parcels = []
+        self._envelopes = []
         return frame
 
 
@@ -79,7 +79,7 @@ class Inbox:
         self._kept = bytearray()
         self._need = 8
 
-    def feed(self, data: Buffer) -> Iterator[Parcel]:
+    def feed(self, data: Buffer) -> Iterator[Envelope]:
         """Yields each message with its payload, a view of `data` that keeps those bytes alive.
 
         Raises:
@@ -105,7 +105,7 @@ class Inbox:
             self._need = 4 + _HEAD.unpack_from(view, at)[0] if end - at >= 8 else 8
 
 
-def open_frame(body: memoryview) -> list[Parcel]:
+def open_frame(body: memoryview) -> list[Envelope]:
     """Returns the messages of one frame, given its body: all that follows the first length.
 
     Raises:
@@ -117,15 +117,15 @@ def open_frame(body: memoryview) -> list[Parcel]:
     except msgspec.DecodeError as error:
         raise ProtocolError(f"a message is not in the protocol: {error}") from None
     at, end, next_payload = 4 + meta_len, len(body), iter(lengths)
-    parcels: list[Parcel] = []
+    envelopes: list[Envelope] = []
     for message in messages:
         if getattr(message, "n", 0):
             size = next(next_payload, -1)
             after = at + size
             if size < 0 or after > end:
                 raise ProtocolError("a frame lacks a payload that it announces")
-            parcels.append((message, body[at:after]))
+            envelopes.append((message, body[at:after]))
             at = after
         else:
-            parcels.append((message, None))
-    return parcels
+            envelopes.append((message, None))
+    return envelopes

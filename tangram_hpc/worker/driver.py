@@ -70,7 +70,7 @@ from .kept_results import KeptResults
 from .kept_sessions import KeptSessions
 
 REPORT_S = 0.1  # seconds between two AttemptsStarted messages
-AHEAD = 512  # prefetched leases that a worker takes for one unit
+PREFETCH_MAX = 512  # prefetched leases that a worker takes for one unit
 SIGNAL_S = 0.5  # longest time between Slurm's signal to a command and that to its worker
 # how Slurm ends a step, and what `scancel --signal=USR1 JOB` sends to all of its processes
 _SLURMS = (signal.SIGTERM, signal.SIGKILL, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
@@ -137,8 +137,8 @@ class WorkerDriver:
         self._make_executor = make_executor
         self._on_ended = ended
         self._queues = LeaseQueues[WaitingStart]()
-        self._ahead: set[int] = set()  # prefetched leases that the executor holds
-        self._broker = BrokerLink(link, timer, gap_s, lambda: bool(self._queues or self._ahead))
+        self._followers: set[int] = set()  # leases that the executor holds behind others (`follow`)
+        self._broker = BrokerLink(link, timer, gap_s, lambda: bool(self._queues or self._followers))
         self._send = self._broker.send
         self._executor: Executor | None = None
         self._welcome: WorkerWelcome | None = None
@@ -322,7 +322,7 @@ class WorkerDriver:
             if order.after in self._open:
                 if payload is not None and executor.follow(order, payload):
                     self._running[order.lease] = False
-                    self._ahead.add(order.lease)
+                    self._followers.add(order.lease)
                 else:
                     self._queues.add(order.lease, order.after, (order, payload))
                     self._tick_later()
@@ -389,7 +389,7 @@ class WorkerDriver:
     def _kill(self, executor: Executor, order: KillAttempt, payload: memoryview | None) -> None:
         if order.lease in self._queues:
             self._end_held(order.lease, order.state, order.reason)
-        elif order.lease in self._ahead and executor.take_back(order.lease):
+        elif order.lease in self._followers and executor.take_back(order.lease):
             self.finished(order.lease, Outcome(order.state, reason=order.reason), None, True)
         elif order.lease in self._running:
             executor.kill(order.lease, order.state, order.reason)
@@ -490,7 +490,7 @@ class WorkerDriver:
 
     def started(self, lease: int) -> None:
         """Reports the start with the next `AttemptsStarted`; see `ports.Reports`."""
-        self._ahead.discard(lease)
+        self._followers.discard(lease)
         if lease in self._running:
             self._running[lease] = True
         self._fresh.append(lease)
@@ -506,7 +506,7 @@ class WorkerDriver:
         has ended it, the broker knows that the node is lost.
         """
         self._running.pop(lease, None)
-        self._ahead.discard(lease)
+        self._followers.discard(lease)
         if self._credit:
             self._credit.pop(lease, None)
         if _as_if_by_slurm(outcome, payload):
@@ -545,7 +545,7 @@ class WorkerDriver:
         behind = self._queues.behind(lease)
         for each in behind:
             self._queues.remove(each)
-        self._ahead.discard(lease)
+        self._followers.discard(lease)
         for each in (*behind, lease):
             self._running.pop(each, None)
             self._open.discard(each)

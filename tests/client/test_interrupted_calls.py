@@ -56,8 +56,8 @@ def test_after_an_interrupted_put_each_message_has_its_own_payload() -> None:
     outbox = Outbox()
     for place in places(lambda: outbox.put(Input(1, 0, n=1), b"first")):
         outbox.put(Input(2, 0, n=1), b"second")
-        parcels = open_frame(b"".join(outbox.take())[4:])
-        told = [(message.id, bytes(payload)) for message, payload in parcels]  # type: ignore
+        envelopes = open_frame(b"".join(outbox.take())[4:])
+        told = [(message.id, bytes(payload)) for message, payload in envelopes]  # type: ignore
         assert told in ([(2, b"second")], [(1, b"first"), (2, b"second")]), place
 
 

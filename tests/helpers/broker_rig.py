@@ -55,8 +55,8 @@ class FakePeer:
         """Says one message, through bytes, and lets the broker do what follows at once."""
         box = Outbox()
         box.put(message, payload)
-        for parcel in Inbox().feed(b"".join(box.take())):
-            self.rig.broker.receive(self.peer, *parcel)
+        for envelope in Inbox().feed(b"".join(box.take())):
+            self.rig.broker.receive(self.peer, *envelope)
         self.rig.settle()
 
     def leave(self) -> None:

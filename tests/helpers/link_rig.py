@@ -17,7 +17,7 @@ from helpers.broker_rig import BrokerRig, FakePeer
 from tangram_hpc.client.client import Client
 from tangram_hpc.errors import BrokerUnreachable
 from tangram_hpc.ports import ChannelLost
-from tangram_hpc.protocol.frame import Buffer, Inbox, Parcel
+from tangram_hpc.protocol.frame import Buffer, Envelope, Inbox
 from tangram_hpc.storage.store import FolderStore
 
 DEADLINE_S = 30.0
@@ -42,13 +42,13 @@ class RigChannel:
             if self.cut:
                 raise ChannelLost("cut")
             if not self.deaf:
-                for parcel in Inbox().feed(b"".join(frame)):
-                    self._link.broker.broker.receive(self.peer.peer, *parcel)
+                for envelope in Inbox().feed(b"".join(frame)):
+                    self._link.broker.broker.receive(self.peer.peer, *envelope)
                 self._link.broker.settle()
             self._link.changed.notify_all()
         self._link.on_sent()
 
-    def wait(self, timeout_s: float, busy: bool) -> Iterator[Parcel]:
+    def wait(self, timeout_s: float, busy: bool) -> Iterator[Envelope]:
         with self._link.changed:
             self._link.changed.wait_for(
                 lambda: self.cut or self._woken or len(self.peer.heard) > self._read, timeout_s)

@@ -113,4 +113,4 @@ class Rig:
         wire = self.dial()
         self.driver.receive(ms.WorkerWelcome(1, "/store"), None)
         self.hand.turn()
-        return [parcel for frame in wire.frames for parcel in frame][1:]
+        return [envelope for frame in wire.frames for envelope in frame][1:]

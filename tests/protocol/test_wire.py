@@ -18,9 +18,9 @@ from tangram_hpc.protocol.frame import Inbox, Outbox
 from tangram_hpc.protocol.value import decode_value, encode_value
 
 
-def frame(*parcels: tuple[ms.Message, bytes | None]) -> bytes:
+def frame(*envelopes: tuple[ms.Message, bytes | None]) -> bytes:
     outbox = Outbox()
-    for message, payload in parcels:
+    for message, payload in envelopes:
         outbox.put(message, payload)
     return b"".join(outbox.take())
 

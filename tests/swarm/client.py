@@ -27,7 +27,7 @@ from tangram_hpc.errors import TangramError
 from tangram_hpc.ports import ChannelLost
 from tangram_hpc.protocol import message as ms
 from tangram_hpc.protocol import payload as pl
-from tangram_hpc.protocol.frame import Buffer, Parcel
+from tangram_hpc.protocol.frame import Buffer, Envelope
 from tangram_hpc.storage.store import FolderStore
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class PlayedChannel:
 
     def __init__(self, client: ClientProcess, wire: Wire) -> None:
         self._client, self.wire = client, wire
-        self._arrived: list[Parcel] = []
+        self._arrived: list[Envelope] = []
         self._lost, self._woken = "", False
         wire.down.receive = lambda message, payload: self._arrived.append((message, payload))
         wire.down.lost = self._lose
@@ -54,7 +54,7 @@ class PlayedChannel:
             raise ChannelLost(self._lost)
         self.wire.at_peer.carry(frame)
 
-    def wait(self, timeout_s: float, busy: bool) -> Iterable[Parcel]:
+    def wait(self, timeout_s: float, busy: bool) -> Iterable[Envelope]:
         parked(lambda: bool(self._woken or self._arrived or self._lost), timeout_s)
         self._woken = False
         arrived, self._arrived = self._arrived, []

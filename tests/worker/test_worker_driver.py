@@ -211,17 +211,17 @@ def test_the_worker_driver_runs_a_command_with_the_real_executor(tmp_path: Path)
             await asyncio.sleep(0.01)
         driver.receive(ms.Shutdown("done"), None)
         await asyncio.wait_for(ended.wait(), 30)
-        return [parcel for frame in wire.frames for parcel in frame]
+        return [envelope for frame in wire.frames for envelope in frame]
 
     def begun(messages: list[Any]) -> list[int]:
         return [n for m in messages if isinstance(m, ms.AttemptsStarted) for n in m.leases]
 
-    parcels = asyncio.run(main())
-    ends = {m.lease: (m.outcome.state, p) for m, p in parcels if isinstance(m, ms.Finished)}
+    envelopes = asyncio.run(main())
+    ends = {m.lease: (m.outcome.state, p) for m, p in envelopes if isinstance(m, ms.Finished)}
     assert ends[1][0] is ActionState.COMPLETED and ends[2][0] is ActionState.CANCELLED
     back = decode(ends[1][1])
     assert (back.stdout, back.cut) == (b"hel", (3, 0))  # type: ignore[union-attr]
-    assert 2 in begun([m for m, _ in parcels])  # on a loaded machine the other one may be, too
+    assert 2 in begun([m for m, _ in envelopes])  # on a loaded machine the other one may be, too
     assert not (tmp_path / "scratch").exists()
 
 

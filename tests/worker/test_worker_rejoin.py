@@ -464,7 +464,7 @@ def test_kept_results_are_sent_again_in_frames_at_the_pace_of_the_connection(
     rig.driver.released(7)  # its result is still to come
     rig.hand.turn(1)
     assert [len(frame) for frame in wire.frames[1:]] == [3, 3, 1]
-    ends = [parcel for frame in wire.frames[1:] for parcel in frame]
+    ends = [envelope for frame in wire.frames[1:] for envelope in frame]
     assert ends == [(ms.Finished(lease, DONE, True, 1), bytes([lease]) * 1000)
                     for lease in range(1, 8)]
     rig.driver.receive(ms.Confirmed(tuple(range(1, 8))), None)

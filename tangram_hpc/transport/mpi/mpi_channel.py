@@ -18,7 +18,7 @@ from typing import Protocol, cast
 from ...errors import ProtocolError
 from ...ports import ChannelLost
 from ...protocol import relay
-from ...protocol.frame import Buffer, Inbox, Parcel
+from ...protocol.frame import Buffer, Envelope, Inbox
 from ...protocol.liveness import Patience, Stalls
 
 _BUSY_S = 0.001  # longest sleep while answers are awaited or bytes are under way
@@ -86,7 +86,7 @@ class MpiChannel:
         self._push()
         self._pace.moved(time.monotonic_ns())
 
-    def wait(self, timeout_s: float, busy: bool) -> Iterator[Parcel]:
+    def wait(self, timeout_s: float, busy: bool) -> Iterator[Envelope]:
         """Polls until messages, a wake-up or the timeout; see `Channel.wait`."""
         until = time.monotonic() + timeout_s
         while True:
@@ -158,7 +158,7 @@ class MpiChannel:
     def _gateway_unconfirmed(self) -> bool:  # the gateway may be dead: sends to it may never end
         return time.monotonic() - self._last_sign > relay.DOUBT_S
 
-    def _receive(self, _: int, tag: int, data: bytearray) -> Iterator[Parcel]:
+    def _receive(self, _: int, tag: int, data: bytearray) -> Iterator[Envelope]:
         if tag == relay.OPEN:
             self._begun = data == self._number
         elif tag == relay.END:

@@ -25,7 +25,7 @@ from contextlib import suppress
 
 from ...errors import AccessError, ProtocolError, TangramError
 from ...protocol import auth
-from ...protocol.frame import RECEIVE, Buffer, Inbox, Outbox, Parcel
+from ...protocol.frame import RECEIVE, Buffer, Envelope, Inbox, Outbox
 from ...protocol.message import AnyMessage, Message
 from .certificate import Certificate
 from .encryption import Encryption
@@ -68,7 +68,7 @@ class SocketLink:
         self._inbox, self._outbox = Inbox(), Outbox()
         self._backlog: deque[Buffer] = deque()
         self.unsent = 0
-        self._parcels: Iterator[Parcel] | None = None  # messages read but not handed on yet
+        self._envelopes: Iterator[Envelope] | None = None  # messages read but not handed on yet
         self._on_message: OnMessage = lambda message, payload: None
         self._on_turn: Callable[[], None] = lambda: None
         self._on_lost: OnLost = lambda reason: None
@@ -137,15 +137,15 @@ class SocketLink:
     def _lose(self, reason: str) -> None:
         if self._sock is not None:
             self._shut()
-            parcels, self._parcels = self._parcels, None
+            envelopes, self._envelopes = self._envelopes, None
             with suppress(ProtocolError):
-                for parcel in parcels or ():  # messages that were read before the peer was lost
-                    self._on_message(*parcel)
+                for envelope in envelopes or ():  # messages that were read before the peer was lost
+                    self._on_message(*envelope)
             self._on_lost(reason)
 
     def _readable(self) -> None:
         assert self._sock is not None
-        if self._parcels is not None:
+        if self._envelopes is not None:
             return  # earlier messages are still being handed on
         try:
             data = self._sock.recv(RECEIVE)
@@ -159,24 +159,24 @@ class SocketLink:
         except OSError as error:
             self._lose(f"connection failed: {error.strerror}")
             return
-        self._parcels = self._inbox.feed(data)
+        self._envelopes = self._inbox.feed(data)
         self._hand_on()
 
     def _hand_on(self) -> None:
         """Hands on the messages of one turn; the rest come after the other links' turn."""
-        parcels = self._parcels
-        if parcels is None or self._sock is None:
+        envelopes = self._envelopes
+        if envelopes is None or self._sock is None:
             return
         remaining, on_message = self._turn(), self._on_message
         try:
-            for parcel in parcels:
-                on_message(*parcel)
+            for envelope in envelopes:
+                on_message(*envelope)
                 remaining -= 1
                 if not remaining:
                     self._loop.call_soon(self._hand_on)
                     break
             else:
-                self._parcels = None
+                self._envelopes = None
         except ProtocolError as error:
             self._lose(str(error))
             return

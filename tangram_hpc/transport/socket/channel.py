@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from ...errors import ProtocolError
 from ...interrupts import InterruptibleLock
 from ...ports import ChannelLost
-from ...protocol.frame import RECEIVE, Buffer, Inbox, Parcel
+from ...protocol.frame import RECEIVE, Buffer, Envelope, Inbox
 from .asyncsock import consume
 from .encryption import Encryption
 
@@ -47,7 +47,7 @@ class SocketChannel:
         self._backlog.extend(frame)
         self._drain()
 
-    def wait(self, timeout_s: float, busy: bool) -> Iterator[Parcel]:
+    def wait(self, timeout_s: float, busy: bool) -> Iterator[Envelope]:
         """Sleeps until bytes or a wake-up arrive; see `Channel.wait`."""
         for fd, events in self._poll.poll(max(0, round(timeout_s * 1000))):
             if fd == self._wake_out:
@@ -93,7 +93,7 @@ class SocketChannel:
             for fd in (self._wake_in, self._wake_out, self._sock.detach()):
                 os.close(fd)
 
-    def _receive(self) -> Iterator[Parcel]:
+    def _receive(self) -> Iterator[Envelope]:
         try:
             data = self._sock.recv(RECEIVE)
             if not data:
