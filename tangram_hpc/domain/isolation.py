@@ -20,9 +20,9 @@ NEED_IMAGES = ("podman", "apptainer", "enroot")  # the backends that build nothi
 _FILES = ("/", "oci:", "oci-archive:", "docker-archive:", "docker://")
 
 
-def takes_image(backend: str, image: str) -> bool:
-    """Whether this backend can make a sandbox from this image. `process` takes none; the others
-    take what the worker makes a folder of, and what they know themselves.
+def takes_images(backend: str) -> bool:
+    """Whether this backend can make a sandbox from an image. `process` takes none; the others take
+    what the worker makes a folder of, and what they know themselves.
     """
     return backend != "process"
 
@@ -70,7 +70,7 @@ def choose_isolation(offers: tuple[str, ...], spec: SessionSpec) -> str:
             continue
         if not spec.image and name in NEED_IMAGES:
             continue
-        if spec.backend in ("", name) and (not spec.image or takes_image(name, spec.image)):
+        if spec.backend in ("", name) and (not spec.image or takes_images(name)):
             return name
     return ""
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ...domain.isolation import choose_isolation, lacks_image, preferred, takes_image
+from ...domain.isolation import choose_isolation, lacks_image, preferred, takes_images
 from ...domain.session import OPEN, SessionSpec
 from ...errors import InvalidInput
 from ...protocol.process_frames import SandboxSpec
@@ -155,7 +155,7 @@ class Backends:
         backend = spec.backend
         if why := lacks_image(self.trusted if spec.trusted else self.untrusted, spec):
             return why
-        if backend in self.trusted and spec.image and not takes_image(backend, spec.image):
+        if backend in self.trusted and spec.image and not takes_images(backend):
             return f"image: {backend} cannot build a sandbox from {spec.image!r}"
         if backend:
             why = self.why_not.get(backend, "there is no such backend")

@@ -19,7 +19,7 @@ from ...domain.isolation import (
     backend_for,
     guards_without_image,
     lacks_image,
-    takes_image,
+    takes_images,
 )
 from ...domain.rollouts import NAME_MAX, Turn
 from ...domain.service import BLOCK_SIZES, ServiceSpec, endpoint_of, service_of
@@ -205,8 +205,8 @@ def _no_backend(nodes: list[NodeEntry], spec: SessionSpec) -> str:
         return (f"backend: {name!r} cannot keep a sandbox from your own files here; take "
                 f"{' or '.join(guards)}, or pass trusted=True")
     offers = works if spec.trusted else guards
-    able = [b for b in offers if takes_image(b, image)]
-    if image and name and not takes_image(name, image):
+    able = [b for b in offers if takes_images(b)]
+    if image and name and not takes_images(name):
         return (f"image: {name!r} takes no image like {image!r}; "
                 + (f"take {' or '.join(able)}" if able else "leave it out"))
     if spec.network == OPEN and name and (why := _not_open(nodes, spec)):
