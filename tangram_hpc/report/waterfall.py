@@ -50,7 +50,7 @@ def slowest_trajectories(report: ReportedJob, names: list[str]) -> Waterfall:
     chosen = sorted(groups, key=lambda records: -_span_ns(records))[:TRAJECTORIES_MAX]
     found = Waterfall()
     for row, records in enumerate(chosen):
-        found.labels.append(_label(records, report, row))
+        found.labels.append(_label(records, row))
         zero = records[0].submit_ns
         for r in records[:ACTIONS_MAX]:
             name = r.action.name if r.action.name in names else OTHERS
@@ -66,7 +66,7 @@ def _span_ns(records: list[ActionRecord]) -> int:
     return max(r.end_ns for r in records) - records[0].submit_ns
 
 
-def _label(records: list[ActionRecord], report: ReportedJob, row: int) -> str:
+def _label(records: list[ActionRecord], row: int) -> str:
     """Returns the name of a trajectory with its place, since names may be equal."""
     name = next((r.session_name or r.action.trajectory_name for r in records
                  if r.session_name or r.action.trajectory_name), show(records[0].action.session))

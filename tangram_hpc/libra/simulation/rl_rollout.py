@@ -81,7 +81,6 @@ class Totals:
     """Counters of a run; the counters of an engine are added when it closes."""
 
     moved: int = 0  # tokens of context that went to another engine
-    moves: int = 0
     generated: int = 0
     ended: int = 0
     read: int = 0  # tokens that engines read
@@ -225,7 +224,6 @@ class SimulatedRollouts:
                 live.unread += live.context
                 live.context = 0
             if route.how == TRANSFER or (route.how == PREFILL and live.done):
-                self.totals.moves += 1
                 self.totals.moved += live.context + live.unread
             if route.how == TRANSFER:
                 self._after(now + route.move_ns, partial(self._arrive, route, live.asked))

@@ -98,7 +98,7 @@ def on_allocation_released(state: SchedulerState, event: ev.AllocationReleased) 
     name = f"satellite {entry.alloc} ({entry.shape.name})" if entry.shape else entry.job
     _note(allocs, event.at, f"{what} {name}: {event.reason}")
     entry.state = move(ALLOC_MOVES, entry.state, AllocState.ENDING, event)
-    entry.why, allocs.released_at = event.reason, event.at
+    entry.why = event.reason
     if event.until and entry.shape is not None:
         _reject(allocs, entry.shape.name, event.reason, event.until)
     return [_end_order(entry)]

@@ -105,7 +105,6 @@ class AllocLedger:
         asks: how many satellites were ever requested.
         ended: how many satellites have ended.
         ended_core_ns: what these used, in core-ns.
-        released_at: when an allocation was last given back.
         next_alloc: the number of the next allocation.
     """
 
@@ -120,7 +119,6 @@ class AllocLedger:
     asks: int = 0
     ended: int = 0
     ended_core_ns: int = 0
-    released_at: int = 0
     next_alloc: int = 1
 
     def satellites(self) -> list[AllocEntry]:
