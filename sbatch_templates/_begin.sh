@@ -27,16 +27,21 @@ fi
 commands_as_written() { # without options that a user has set for these commands, as in ~/.bashrc or by a module
     # the last three are of srun: with them job steps would end before the job, or would never begin
     forget '^((SQUEUE|SINFO|SCONTROL|SCANCEL)_.*|SLURM_(CLUSTERS|CONSTRAINT|EXCLUSIVE|TIMELIMIT))$'
+    # srun takes these as options of each step; an interactive job leaves them behind
+    forget '^SLURM_(NTASKS_PER_(NODE|GPU|TRES)|OVERCOMMIT|GPUS(_PER_(NODE|SOCKET|TASK))?|CPUS_PER_GPU|MEM_PER_GPU)$'
+    # and these in a job that asked for them, but in another one they make its steps too large
+    if [ -n "${SLURM_HINT:-}${SLURM_THREADS_PER_CORE:-}${SLURM_MEM_PER_CPU:+${SLURM_MEM_PER_NODE:-}}" ]; then
+        asked="${asked:-$(timeout 20 scontrol -o show job "${SLURM_JOB_ID:-}" 2>/dev/null | sed -n 1p)}" || asked=""
+        if [[ $asked =~ " ReqB:S:C:T="[^\ ]*":* " ]]; then  # its cores give all their threads
+            unset SLURM_THREADS_PER_CORE
+            [ "${SLURM_HINT:-}" = multithread ] || unset SLURM_HINT
+        fi
+        [[ ! $asked =~ " MinMemoryNode=" ]] || unset SLURM_MEM_PER_CPU
+        [[ ! $asked =~ " MinMemoryCPU=" ]] || unset SLURM_MEM_PER_NODE
+    fi
 }
+asked=""
 commands_as_written
-# srun takes these as options of each step; an interactive job leaves them behind
-forget '^SLURM_(NTASKS_PER_(NODE|GPU|TRES)|OVERCOMMIT|GPUS(_PER_(NODE|SOCKET|TASK))?|CPUS_PER_GPU|MEM_PER_GPU)$'
-if [ -n "${SLURM_THREADS_PER_CORE:-}${SLURM_MEM_PER_CPU:+${SLURM_MEM_PER_NODE:-}}" ]; then  # of this job or that one
-    asked=$(timeout 20 scontrol -o show job "${SLURM_JOB_ID:-}" 2>/dev/null | sed -n 1p) || asked=""
-    [[ ! $asked =~ " ReqB:S:C:T="[^\ ]*":* " ]] || unset SLURM_THREADS_PER_CORE
-    [[ ! $asked =~ " MinMemoryNode=" ]] || unset SLURM_MEM_PER_CPU
-    [[ ! $asked =~ " MinMemoryCPU=" ]] || unset SLURM_MEM_PER_NODE
-fi
 if [ -n "${tangram_asked_end:-}" ]; then                # that job's script had asked for its own end
     unset SLURM_JOB_END_TIME
 fi

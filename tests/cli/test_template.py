@@ -708,7 +708,8 @@ OUTER = {"SLURM_HET_SIZE": "3", "SLURM_JOB_ID_HET_GROUP_0": "5", "SLURM_JOB_ID_H
          "SLURM_GPUS": "1", "SLURM_GPUS_PER_NODE": "1", "SLURM_GPUS_PER_TASK": "1",
          "SLURM_CPUS_PER_GPU": "2", "SLURM_NTASKS_PER_GPU": "1", "SLURM_MEM_PER_GPU": "100",
          "SLURM_NTASKS_PER_TRES": "1", "SLURM_OVERCOMMIT": "1",
-         "SLURM_MEM_PER_CPU": "100", "SLURM_THREADS_PER_CORE": "1"}
+         "SLURM_MEM_PER_CPU": "100", "SLURM_THREADS_PER_CORE": "1",
+         "SLURM_HINT": "nomultithread"}
 SQUEUE = """\
 #!/bin/bash
 [ "$SLURM_TIME_FORMAT" = standard ] && echo "${ENDS:-2096-10-02T07:06:40}"
@@ -766,6 +767,22 @@ def test_options_that_a_user_has_set_for_slurms_commands_do_not_reach_the_script
     assert left & set(options) == {"SBATCH_PARTITION"}
 
 
+@pytest.mark.parametrize(("threads", "hint", "kept"), [
+    ("*", "nomultithread", set()), ("*", "multithread", {"SLURM_HINT"}),
+    ("1", "nomultithread", {"SLURM_HINT", "SLURM_THREADS_PER_CORE"})])
+def test_cores_of_one_thread_that_setup_asks_for_are_dropped_unless_the_job_has_them(
+        pretence: Pretence, threads: str, hint: str, kept: set[str]) -> None:
+    """The workers' step asked for more cores than the job has, and waited for ever."""
+    names = {"SLURM_HINT": hint, "SLURM_THREADS_PER_CORE": "1", "SLURM_OVERCOMMIT": "1"}
+    setup = "export " + " ".join(f"{name}={value}" for name, value in names.items())
+    keys = {"cpus_lent": "2", "ranks": "2", "gateway": "off", "mpi": "none", "trainer": "env",
+            "setup": setup}
+    status, out, err = pretence.run("", render(load("single-node"), keys), SLURM_HET_SIZE="",
+                                    SLURM_JOB_CPUS_PER_NODE="4", RESTARTS="0", THREADS=threads)
+    assert (status, err) == (0, "")
+    assert {line.partition("=")[0] for line in out.splitlines()} & set(names) == kept
+
+
 def test_a_job_without_a_time_limit_has_an_end_that_slurm_is_asked_for_again(pretence: Pretence
                                                                              ) -> None:
     """The broker asks Slurm only for ends that it was told; a limit may be set while it runs."""
@@ -776,7 +793,7 @@ def test_a_job_without_a_time_limit_has_an_end_that_slurm_is_asked_for_again(pre
 
 def test_what_the_user_and_this_job_set_is_kept(pretence: Pretence) -> None:
     own = {"SLURM_RESTART_COUNT": "2", "SLURM_JOB_END_TIME": "5000000000", "MASTER_PORT": "29500",
-           "SLURM_CPU_BIND": "none", "SLURM_THREADS_PER_CORE": "1"}
+           "SLURM_CPU_BIND": "none", "SLURM_THREADS_PER_CORE": "1", "SLURM_HINT": "compute_bound"}
     told = told_of_another_job(pretence, RESTARTS="2", THREADS="1", SLURM_HET_SIZE="", **own)
     assert {name: told[name] for name in own} == own and told["SLURM_JOB_ID_HET_GROUP_0"] == "7"
 
