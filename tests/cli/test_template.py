@@ -752,10 +752,12 @@ def test_what_another_job_left_in_the_environment_is_dropped(pretence: Pretence)
 @pytest.mark.parametrize("setup", ["", "export "])
 def test_options_that_a_user_has_set_for_slurms_commands_do_not_reach_the_scripts_own(
         pretence: Pretence, setup: str) -> None:
-    """With them `squeue` told no end of the job, and `scancel` left its trainer untold."""
+    """With them `squeue` told no end of the job, `scancel` left its trainer untold, and `srun` gave
+    the job's steps no environment."""
     options = {"SQUEUE_PARTITION": "gpu", "SQUEUE_STATES": "PD", "SCANCEL_STATE": "PENDING",
                "SINFO_PARTITION": "gpu", "SCONTROL_ALL": "1", "SLURM_CLUSTERS": "other",
-               "SBATCH_PARTITION": "cpu", "SLURM_CONSTRAINT": "x", "SLURM_TIMELIMIT": "9"}
+               "SBATCH_PARTITION": "cpu", "SLURM_CONSTRAINT": "x", "SLURM_TIMELIMIT": "9",
+               "SRUN_CPUS_PER_TASK": "1", "SRUN_EXPORT_ENV": "NONE"}
     if setup:  # as by `source ~/.bashrc`
         setup += " ".join(f"{name}={value}" for name, value in options.items())
     keys = {"cpus_lent": "2", "ranks": "2", "gateway": "off", "mpi": "none", "trainer": "env",
