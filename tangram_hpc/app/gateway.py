@@ -68,6 +68,6 @@ def serve_gateway(config: Config, environ: Mapping[str, str], access: str | Path
     watch(lambda: None if gateway.over else gateway.turns, STUCK_S if may_kill else inf, alive)
     orderly = gateway.run()
     world.finalize(orderly)
-    if gateway.orphaned and not orderly:  # else the ranks left just while their broker was away
-        raise BrokerUnreachable(f"the gateway ends: job {known.job}: {gateway.orphaned}")
+    if gateway.abandoned:
+        raise BrokerUnreachable(f"the gateway ends: job {known.job}: {gateway.abandoned}")
     return 0

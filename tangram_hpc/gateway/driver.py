@@ -159,6 +159,12 @@ class Gateway:
         self._part(relay.PART if orderly else relay.END)
         return orderly
 
+    @property
+    def abandoned(self) -> str:
+        """Why ranks that have not left can reach no broker now; empty if there is one, or if all
+        ranks left while it was away, as one that is started again is for some seconds."""
+        return "" if all(r.left for r in self._members.values()) else self.orphaned
+
     def turn(self) -> None:
         """Looks once at the ranks and once at the broker, and moves what came."""
         self.turns += 1

@@ -149,6 +149,22 @@ def test_nobody_finalises_mpi_after_a_gateway_was_stopped_for_long(shared: bool)
     assert rig.to(0)[-1] == (relay.PART if shared else relay.END)
 
 
+@pytest.mark.parametrize("stopped", [False, True])
+def test_ranks_that_leave_while_their_broker_is_away_have_lost_nothing(stopped: bool) -> None:
+    """Also in a job that Slurm had suspended before; it ended with status 1 then."""
+    rig = Rig((0, 1), False)
+    for rank in (0, 1):
+        rig.hear(rank, relay.OPEN, b"\1\0\0\0")
+    rig.ns += int((relay.SILENCE_S - 1) * 1e9) * stopped
+    rig.pipes.come = [(KEEL, b"", "the broker closed the connection")] * 2
+    rig.gateway.turn()
+    rig.hear(0, relay.LEAVE)
+    assert rig.gateway.orphaned and rig.gateway.abandoned == rig.gateway.orphaned
+    rig.hear(1, relay.LEAVE)
+    assert rig.gateway.run() is not stopped
+    assert rig.gateway.orphaned and not rig.gateway.abandoned
+
+
 def test_a_gateway_without_a_broker_ends_no_rank_that_works_on() -> None:
     """`mpiexec` would kill the ranks with it, as one that saves its state for some minutes."""
     rig = Rig((0,), True)
