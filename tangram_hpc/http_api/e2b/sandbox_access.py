@@ -1,7 +1,8 @@
 """Decides who may call a sandbox: a caller needs its access token, or a URL signed with that token.
 
 All sandboxes of a server have the same URL, so requests name the sandbox in a header. A signed URL
-of a file names no sandbox; its sandbox is the one with whose token it was signed.
+of a file names no sandbox; its sandbox is the one with whose token it was signed. E2B's SDK for
+Python before 2.26 does not name a sandbox to which it has connected; the token alone finds it.
 
 A header names the sandbox's port too. Two of them are served: that of E2B's daemon, at which
 commands and files are, and that at which `run_code` finds an interpreter. At another port a program
@@ -59,12 +60,14 @@ class SandboxAccess:
             if any(len(query.get(name, ())) > 1 for name in _SIGNED):
                 return _refused("a signed URL names path, username and signature once")
             return self._signed(scope["method"], {name: v[0] for name, v in query.items()})
-        if not number:
+        token = headers.get("x-access-token", "")
+        if not number and not token:
             return _refused("name the sandbox in E2b-Sandbox-Id and send its X-Access-Token")
-        sandbox = await self._sandboxes.known(number)
+        sandbox = (await self._sandboxes.known(number) if number else
+                   self._sandboxes.found_by(lambda sandbox: sandbox.accepts(token)))
         if sandbox is None:
             return gone_response(number[:40])
-        if not sandbox.accepts(headers.get("x-access-token", "")):
+        if not sandbox.accepts(token):
             return _refused("X-Access-Token is not that of the sandbox")
         return sandbox
 
@@ -86,7 +89,7 @@ class SandboxAccess:
 
     def _signed(self, method: str, query: Mapping[str, str]) -> Sandbox | JSONResponse:
         verb = VERBS.get(method, "")
-        found = self._sandboxes.signed_by(lambda sandbox: sandbox.signed(
+        found = self._sandboxes.found_by(lambda sandbox: sandbox.signed(
             query.get("path", ""), verb, query.get("username", ""),
             query.get("signature_expiration", ""), query["signature"]))
         return found or _refused("the signature is of no open sandbox, or it has expired")

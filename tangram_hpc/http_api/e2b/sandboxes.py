@@ -273,9 +273,9 @@ class SandboxRegistry:
         """Yields the open sandboxes of a client."""
         return (each for each in self._open.values() if each.record.owner == owner)
 
-    def signed_by(self, test: Callable[[Sandbox], bool]) -> Sandbox | None:
-        """Returns the sandbox of a signed URL, which names none. Tests all open sandboxes in
-        turn."""
+    def found_by(self, test: Callable[[Sandbox], bool]) -> Sandbox | None:
+        """Returns the sandbox of a request that names none, such as a signed URL. Tests all open
+        sandboxes in turn."""
         return next((each for each in self._open.values() if test(each)), None)
 
     # ---- their ends ----

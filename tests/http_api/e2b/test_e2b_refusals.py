@@ -130,7 +130,8 @@ def test_a_client_sees_its_own_sandboxes_only(players: tuple[Player, Player]) ->
 def test_only_a_sandboxs_own_token_reaches_it(players: tuple[Player, Player]) -> None:
     alice, bob = players
     for headers in ({"X_Access_Token": ""}, {"X_Access_Token": bob.known["TOKEN"]},
-                    {"X_Access_Token": "", "X_API_KEY": alice.key}, {"E2b_Sandbox_Id": ""}):
+                    {"X_Access_Token": "", "X_API_KEY": alice.key},
+                    {"X_Access_Token": "", "E2b_Sandbox_Id": ""}):
         for method, path in (("GET", "/files?path=/etc/passwd"), ("GET", "/health"),
                              ("POST", "/process.Process/List")):
             told = alice.data(method, path, b"{}", **headers)
@@ -138,9 +139,20 @@ def test_only_a_sandboxs_own_token_reaches_it(players: tuple[Player, Player]) ->
     assert alice.data("GET", "/health").status == 204
 
 
+def test_a_token_finds_the_sandbox_that_an_older_sdk_does_not_name(players: tuple[Player, Player]
+                                                                  ) -> None:
+    for player in players:  # as the SDK before 2.26 calls a sandbox to which it has connected
+        path = f"/tmp/{player.known['ID']}"
+        assert player.data("POST", f"/files?path={path}", b"mine", E2b_Sandbox_Id="").status == 200
+        assert player.data("GET", f"/files?path={path}").body == b"mine"
+
+
 def test_an_unknown_sandbox_is_gone(players: tuple[Player, Player]) -> None:
     for number in ("i" + "0" * 20, "../x", "x" * 5000):
         told = players[0].data("GET", "/health", E2b_Sandbox_Id=number)
+        assert told.status == 502 and told.json["message"] == "The sandbox was not found"
+    for path in ("/health", "/files?path=/etc/passwd"):  # of a token alone that is nobody's
+        told = players[0].data("GET", path, E2b_Sandbox_Id="", X_Access_Token="x" * 32)
         assert told.status == 502 and told.json["message"] == "The sandbox was not found"
 
 
