@@ -23,7 +23,7 @@ from .e2b.wire_errors import (
     RpcError,
     fault_of,
     on_api_error,
-    on_not_found,
+    on_no_route,
 )
 from .guard import Guard
 from .interpreter import code_routes
@@ -80,7 +80,8 @@ def make_app(client: Client, keys: ClientKeys, *, image: str = "",
 def _add_e2b(app: FastAPI, sandboxes: SandboxRegistry) -> None:
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(RpcError, on_rpc_error)
-    app.add_exception_handler(404, on_not_found)
+    app.add_exception_handler(404, on_no_route)
+    app.add_exception_handler(405, on_no_route)
     for router in (control_routes(sandboxes), process_routes.router, filesystem_routes.router,
                    file_routes.router, code_routes.router):
         app.include_router(router)

@@ -97,12 +97,16 @@ async def on_api_error(request: Request, error: Exception) -> JSONResponse:
     return error.response()
 
 
-async def on_not_found(request: Request, error: Exception) -> Response:
-    """Answers a request whose address leads to no route, such as one with a line break in it."""
+async def on_no_route(request: Request, error: Exception) -> Response:
+    """Answers a request whose address leads to no route, or to none for its method."""
     assert isinstance(error, HTTPException)
-    if "endpoint" in request.scope:  # a route has answered 404, in the form of its own wire
-        return await http_exception_handler(request, error)
-    return ApiError(404, "there is nothing at this address").response()
+    if error.status_code == 404 and "endpoint" in request.scope:
+        return await http_exception_handler(request, error)  # a route's own 404
+    answer = ApiError(error.status_code, f"{request.method} {request.url.path:.200}: this server "
+                                         "does not serve this; docs/HTTP.md says what it serves"
+                      ).response()
+    answer.headers.update(error.headers or {})
+    return answer
 
 
 # errors of files that are due to the path: a device, a circle of links, a name

@@ -59,11 +59,16 @@ def test_without_a_key_nothing_of_the_control_plane_is_answered(
         assert told.status == 401 and told.json["code"] == 401 and "key" in told.json["message"]
 
 
-@pytest.mark.parametrize("path", ["/templates/aliases/a%0Ab", "/sandboxes/1/2/3", "/nothing"])
-def test_an_address_without_a_route_is_refused_in_the_form_of_the_wire(
-        players: tuple[Player, Player], path: str) -> None:
-    told = players[0].control("GET", path)
-    assert told.status == 404 and told.json["code"] == 404 and told.json["message"]
+@pytest.mark.parametrize(("method", "path", "status"), [
+    ("GET", "/templates/aliases/a%0Ab", 404), ("GET", "/sandboxes/1/2/3", 404),
+    ("GET", "/volumes", 404), ("GET", "/templates", 405), ("PATCH", "/sandboxes/1", 405)])
+def test_a_request_without_a_route_is_refused_in_the_form_of_the_wire(
+        players: tuple[Player, Player], method: str, path: str, status: int) -> None:
+    told = players[0].control(method, path)
+    assert told.status == status and told.json["code"] == status
+    assert told.json["message"].startswith(f"{method} {path[:9]}")
+    assert "this server does not serve this" in told.json["message"]
+    assert ("allow" in told.headers) == (status == 405)
 
 
 @pytest.mark.parametrize("method, path", [
