@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import errno
+import os
 import signal
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any
@@ -223,7 +225,10 @@ class Processes:
         tells it: by its exit code and a line of stderr."""
         cwd, why = process.config.cwd, result.reason
         if cwd and why.startswith("cwd: "):
-            process.fail(RpcError("invalid_argument", f"cwd {cwd!r:.200} does not exist"))
+            reason = why.rpartition(": ")[2]
+            text = (f"cwd {cwd!r:.200} does not exist" if reason == os.strerror(errno.ENOENT)
+                    else f"cwd {cwd!r:.200} cannot be entered: {reason}")
+            process.fail(RpcError("invalid_argument", text))
         elif result.exit_code in (126, 127) and why.startswith("argv: "):
             process.pid = next(numbers)
             process.ready.set()

@@ -261,6 +261,8 @@ def test_a_creation_that_is_wrong_is_refused_by_name(
     ({"process": {"cmd": "true", "args": ["x" * 200000]}}, "131072"),
     ({"process": {"cmd": "true", "args": ["\ud800"]}}, "texts"),
     ({"process": {"cmd": "/no/such/program"}, "stdin": False}, ""),
+    ({"process": {"cmd": "pwd", "cwd": "/no/folder"}}, "cwd '/no/folder' does not exist"),
+    ({"process": {"cmd": "pwd", "cwd": "/etc/passwd"}}, "cannot be entered: Not a directory"),
     ({"process": {"cmd": "bash"}, "pty": {"size": {"rows": 0, "cols": 1}}}, "rows, cols"),
     ({"process": {"cmd": "bash"}, "pty": {}}, "rows and cols")])
 def test_a_command_that_cannot_be_is_refused(players: tuple[Player, Player], message: Any,
