@@ -117,6 +117,12 @@ def until(done: Callable[[], Any], process: subprocess.Popen[bytes]) -> Any:
     return found
 
 
+def listens(path: Path) -> bool:
+    """Whether a server accepts connections; its socket is there a moment earlier."""
+    with socket.socket(socket.AF_UNIX) as knock:
+        return knock.connect_ex(str(path)) == 0
+
+
 def exporter(*words: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "tangram_hpc", "export", "metrics", *words],
                             env=os.environ, stderr=subprocess.PIPE)
@@ -152,7 +158,7 @@ def test_a_slow_connection_holds_up_no_scrape(cluster: LocalCluster, tmp_path: P
     path = tmp_path / "m.sock"
     server = exporter("--listen", str(path))
     try:
-        until(path.exists, server)
+        until(lambda: listens(path), server)
         with socket.socket(socket.AF_UNIX) as idle, socket.socket(socket.AF_UNIX) as slow:
             idle.connect(str(path))
             slow.connect(str(path))
@@ -172,7 +178,7 @@ def test_a_request_that_ends_within_its_first_line_is_not_served(
     path = tmp_path / "m.sock"
     server = exporter("--listen", str(path))
     try:
-        until(path.exists, server)
+        until(lambda: listens(path), server)
         with socket.socket(socket.AF_UNIX) as peer:
             peer.settimeout(30)
             peer.connect(str(path))

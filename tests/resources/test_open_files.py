@@ -53,6 +53,7 @@ def test_a_worker_at_its_hard_limit_refuses_sessions_and_keeps_those_it_has(
 
 def test_the_limit_is_raised_to_the_hard_one_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = [(1024, 10**9)]
+    monkeypatch.setattr(open_files, "_as_started", None)  # later children are not given these
     monkeypatch.setattr(open_files.resource, "getrlimit", lambda kind: limits[-1])
     monkeypatch.setattr(open_files.resource, "setrlimit", lambda kind, new: limits.append(new))
     open_files.allow_many()
