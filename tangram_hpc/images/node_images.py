@@ -59,13 +59,13 @@ class NodeImages:
     def open(self, session: int, image: str, then: ImageReady, origin: int = 0) -> None:
         """See `ports.Images`."""
         held = self._held.get(origin) if origin else None
-        if held is not None and self._use(session, held):
+        if held is not None and not self._use(session, image, held):
             return then(held, "", False)
         known = self._known.get(image)
         if known is not None and known[0] == _NO_FILE:
             if self._imported_anew(image, known[1]):
                 del self._known[image]
-            elif self._use(session, known[1]):
+            elif not self._use(session, image, known[1]):
                 return then(known[1], "", False)
         pull = self._pulls.get(image)
         if pull is None:
@@ -122,7 +122,7 @@ class NodeImages:
         for session, then in pull.waiting.items():
             if answer.error:
                 then(None, answer.error, answer.infeasible)
-            elif self._use(session, ready):
+            elif not (why := self._use(session, image, ready)):
                 then(ready, "", False)
             elif pull.tries < _TRIES:
                 self._known.pop(image, None)
@@ -132,35 +132,36 @@ class NodeImages:
                     self._start(image, again)
                 again.waiting[session] = then
             else:
-                then(None, f"image: {image} was removed from the store while it was opened", False)
+                then(None, why, False)
 
     def _imported_anew(self, image: str, known: ReadyImage) -> bool:
         """Returns whether somebody has given an image's name to another one by `tangram image
         import`. A name of a registry keeps its image for as long as the worker lives."""
         try:
             self._store = self._store or NodeStore(self._settings.store)
-        except ImageUnavailable:
+            name = parse_image_name(image).full
+            return (self._store.about_name(name) == IMPORTED
+                    and self._store.digest_of_name(name) != known.digest)
+        except (ImageUnavailable, OSError):
             return False
-        name = parse_image_name(image).full
-        return (self._store.about_name(name) == IMPORTED
-                and self._store.digest_of_name(name) != known.digest)
 
-    def _use(self, session: int, image: ReadyImage) -> bool:
-        """Locks an image for a session; returns False if it is gone."""
+    def _use(self, session: int, name: str, image: ReadyImage) -> str:
+        """Locks the image of this name for a session; returns why that cannot be done, or an empty
+        text."""
         if not image.digest:
-            return True
+            return ""
         if image.digest not in self._locks:
             try:
                 self._store = self._store or NodeStore(self._settings.store)
                 fd = self._store.hold(image.digest)
-            except ImageUnavailable:
-                fd = -1
+            except ImageUnavailable as error:
+                return str(error)
             if fd < 0:
-                return False
+                return f"image: {name} was removed from the store while it was opened"
             self._locks[image.digest] = fd
         self._users.setdefault(image.digest, set()).add(session)
         self._held[session] = image
-        return True
+        return ""
 
 
 def _answer(process: PullProcess, image: str, settings: PullSettings,

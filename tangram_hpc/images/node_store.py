@@ -132,21 +132,24 @@ class NodeStore:
     def hold(self, digest: str) -> int:
         """Locks an image for use, and notes the time; returns the descriptor to close afterwards.
         Returns -1 if the image is not here or is just being removed.
+
+        Raises:
+            ImageUnavailable: it cannot be opened or locked.
         """
         folder = self._image(digest)
-        try:
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return -1
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(fd), os.stat(folder)):
+        with self._naming_store(), contextlib.ExitStack() as undo:
+            try:
+                fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                undo.callback(os.close, fd)
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                if not os.path.samestat(os.fstat(fd), os.stat(folder)):
+                    return -1
+            except (BlockingIOError, FileNotFoundError):
+                return -1
+            with contextlib.suppress(OSError):  # an image can be used from a read-only store, too
                 (folder / "used").touch()
-                return fd
-        except (BlockingIOError, FileNotFoundError):
-            pass
-        os.close(fd)
-        return -1
+            undo.pop_all()
+            return fd
 
     def add(self, image: StoredImage, fill: Callable[[str], object]) -> None:
         """Adds an image.
@@ -188,7 +191,7 @@ class NodeStore:
         """Removes an image, and the names that lead to it; returns False if it is in use.
 
         Raises:
-            ImageUnavailable: its files cannot be removed.
+            ImageUnavailable: the store cannot be written.
         """
         folder = self._image(digest)
         try:
@@ -240,7 +243,11 @@ class NodeStore:
         return {diff_id: layer.notes.size for diff_id, layer in layers.items() if layer is not None}
 
     def prune_layers(self) -> int:
-        """Removes the layers that no image has, unless a pull is under way; returns their bytes."""
+        """Removes the layers that no image has, unless a pull is under way; returns their bytes.
+
+        Raises:
+            ImageUnavailable: the store cannot be written.
+        """
         with self._exclusive() as alone:
             if not alone:
                 return 0
@@ -313,17 +320,18 @@ class NodeStore:
         """Holds the lock for pulling one image, and keeps layers from being pruned meanwhile.
         Blocks while another process pulls the same image.
         """
-        path = self.folder / "locks" / hashlib.sha256(name.encode()).hexdigest()
-        with _locked(path, fcntl.LOCK_EX), _locked(self.folder / "locks/all", fcntl.LOCK_SH):
+        with (self._locked(hashlib.sha256(name.encode()).hexdigest(), fcntl.LOCK_EX),
+              self._locked("all", fcntl.LOCK_SH)):
             yield
 
     @contextlib.contextmanager
     def draft(self) -> Iterator[Path]:
         """A folder that is gone at the end, with everything that was not moved out of it."""
         draft = self.folder / "drafts" / secrets.token_hex(16)
-        draft.mkdir(mode=0o700)
-        fd = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        with self._naming_store():
+            draft.mkdir(mode=0o700)
+            fd = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(fd, fcntl.LOCK_EX)
         try:
             yield draft
         finally:
@@ -353,8 +361,7 @@ class NodeStore:
     def _exclusive(self) -> Iterator[bool]:
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(_locked(self.folder / "locks/all",
-                                            fcntl.LOCK_EX | fcntl.LOCK_NB))
+                stack.enter_context(self._locked("all", fcntl.LOCK_EX | fcntl.LOCK_NB))
             except BlockingIOError:
                 yield False
                 return
@@ -400,12 +407,22 @@ class NodeStore:
             return {}
         return record if isinstance(record, dict) else {}
 
+    @contextlib.contextmanager
+    def _locked(self, name: str, how: int) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            with self._naming_store():
+                fd = os.open(self.folder / "locks" / name,
+                             os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                stack.callback(os.close, fd)
+                fcntl.flock(fd, how)
+            yield
 
-@contextlib.contextmanager
-def _locked(path: Path, how: int) -> Iterator[None]:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, how)
-        yield
-    finally:
-        os.close(fd)
+    @contextlib.contextmanager
+    def _naming_store(self) -> Iterator[None]:
+        """Names the store in the error of a system call that fails in the block."""
+        try:
+            yield
+        except BlockingIOError:  # a lock that another process holds
+            raise
+        except OSError as error:
+            raise ImageUnavailable(f"image_store {self.folder}: {error.strerror}") from None

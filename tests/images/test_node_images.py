@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import fcntl
 import os
 import socket
 import subprocess
@@ -115,6 +117,36 @@ def test_sessions_of_one_image_share_one_pull(tmp_path: Path, layout: str,
         await until(lambda: len(said) == 22)
         again = said[21][0]
         assert again is not None and again.digest == ready.digest and len(calls) == 2
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("what", ["time", "lock"])
+def test_a_store_that_fails_ends_no_worker(tmp_path: Path, layout: str, what: str,
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    async def test(images: NodeImages) -> None:
+        broken: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, about: broken.append(about))
+        said: Said = []
+        want(images, said, 1, layout)
+        await until(lambda: said)
+        ready = said[0][0]
+        assert ready is not None
+        images.release(1)
+        if what == "lock":
+            monkeypatch.setattr(fcntl, "flock", failing)
+        else:  # refused as on a read-only file system, but to root, too
+            used = tmp_path / "store/images" / ready.digest[7:] / "used"
+            used.unlink()
+            used.symlink_to(used.name)
+        want(images, said, 2, layout)
+        await until(lambda: len(said) == 2 or broken)
+        assert not broken
+        assert said[1] == ((ready, "", False) if what == "time" else (
+            None, f"image_store {tmp_path / 'store'}: No locks available", False))
 
     run(tmp_path, test)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -104,6 +105,15 @@ def test_a_store_that_others_may_change_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ImageUnavailable, match="name a writable folder on a local disk"):
         NodeStore(tmp_path / "file/below")
+
+
+@pytest.mark.parametrize("folder", ["locks", "drafts"])
+def test_a_store_that_cannot_be_written_is_named(tmp_path: Path, folder: str) -> None:
+    store, digests = filled(tmp_path, 2)
+    shutil.rmtree(tmp_path / "store" / folder)
+    (tmp_path / "store" / folder).touch()  # root could write into a folder of any mode
+    with pytest.raises(ImageUnavailable, match=f"^image_store {tmp_path / 'store'}: Not a dir"):
+        store.prune_layers() if folder == "locks" else store.remove(digests[0])
 
 
 def test_layers_of_a_pull_under_way_are_not_pruned(tmp_path: Path) -> None:
