@@ -10,7 +10,11 @@ import errno
 from ..errors import InvalidInput, TangramError
 
 _NOT_NOW = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE,
-                      errno.ENOMEM, errno.EROFS, errno.ESTALE, errno.EACCES})
+                      errno.ENOMEM, errno.EROFS, errno.ESTALE, errno.EACCES,
+                      errno.EFBIG})
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+MAKE_ROOM = ("make room in the store of images (`image_store`, or the worker's scratch folder) and "
+             "in the job's folder")
 
 
 class ImageRefused(InvalidInput):
@@ -27,5 +31,6 @@ class ImageUnavailable(TangramError):
 
 def of_os_error(what: str, error: OSError) -> TangramError:
     """Returns the error to raise for a failed system call; `what` names the entry or the file."""
-    text = f"image: {what}: {error.strerror or error}"
+    remedy = f"; {MAKE_ROOM}" if error.errno in _FULL else ""
+    text = f"image: {what}: {error.strerror or error}{remedy}"
     return ImageUnavailable(text) if error.errno in _NOT_NOW else ImageRefused(text)

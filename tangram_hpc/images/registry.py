@@ -31,7 +31,7 @@ from typing import IO, Any
 
 from ..domain.image_name import DEFAULT_REGISTRY, ImageName
 from .credentials import RegistryCredentials, find_credentials
-from .image_errors import ImageRefused, ImageUnavailable
+from .image_errors import ImageRefused, ImageUnavailable, of_os_error
 from .image_limits import MANIFEST_MAX
 from .manifests import ACCEPTED, BlobRef, digest_of
 
@@ -121,8 +121,7 @@ class RegistryImage:
                     try:
                         file.write(piece)
                     except OSError as error:
-                        raise ImageUnavailable("image: a blob cannot be written "
-                                               f"({error.strerror})") from None
+                        raise of_os_error("a blob cannot be written", error) from None
                 if done < blob.size:
                     raise http.client.IncompleteRead(b"", blob.size - done)
 

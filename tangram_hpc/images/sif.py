@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import IO, NamedTuple
 
 from .confined_tree import FOLDER, shown
-from .image_errors import ImageRefused, ImageUnavailable, of_os_error
+from .image_errors import MAKE_ROOM, ImageRefused, ImageUnavailable, of_os_error
 from .image_limits import DEPTH_MAX, MANIFEST_MAX, UnpackBudget
 from .local_images import open_regular
 from .manifests import ImageConfig, parse_programs, read_json
@@ -163,7 +163,7 @@ def unpack_squashfs(path: str, offset: int, folder: str, budget: UnpackBudget) -
     if not os.path.isdir(folder):
         raise ImageRefused(f"image: unsquashfs cannot unpack {path} ({_last(done.stderr)})")
     if b"No space left" in done.stderr or b"Disk quota" in done.stderr:
-        raise ImageUnavailable(f"image: {path} cannot be unpacked: the disk is full")
+        raise ImageUnavailable(f"image: {path} cannot be unpacked: the disk is full; {MAKE_ROOM}")
     if done.returncode not in (0, 2):  # 2: something was left out, such as a device node
         raise ImageRefused(f"image: unsquashfs cannot unpack {path} ({_last(done.stderr)})")
     os.chmod(folder, 0o755)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 from helpers.image_rig import MadeImage, entry, tar_of
 
-from tangram_hpc.images.image_errors import ImageUnavailable
+from tangram_hpc.images.image_errors import MAKE_ROOM, ImageUnavailable, of_os_error
 from tangram_hpc.images.manifests import BlobRef, digest_of
 from tangram_hpc.images.node_store import NodeStore
 from tangram_hpc.images.pull import PullSettings, pull
@@ -114,6 +115,14 @@ def test_a_store_that_cannot_be_written_is_named(tmp_path: Path, folder: str) ->
     (tmp_path / "store" / folder).touch()  # root could write into a folder of any mode
     with pytest.raises(ImageUnavailable, match=f"^image_store {tmp_path / 'store'}: Not a dir"):
         store.prune_layers() if folder == "locks" else store.remove(digests[0])
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_full_store_is_told_with_the_remedy(code: int) -> None:
+    error = of_os_error("entry 'a'", OSError(code, os.strerror(code)))
+    assert isinstance(error, ImageUnavailable)
+    assert str(error) == f"image: entry 'a': {os.strerror(code)}" + (
+        "" if code == errno.EROFS else f"; {MAKE_ROOM}")
 
 
 def test_layers_of_a_pull_under_way_are_not_pruned(tmp_path: Path) -> None:
