@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import socket
@@ -86,6 +87,19 @@ def test_a_forward_goes_on_after_its_process_had_no_room(what: str, failures: An
             answers.append(answer(local.path))
     assert answers[-1] == b"ping"
     assert len(answers) == (1 if what == "files" else STREAMS_MAX + 2)
+
+
+def test_connections_beyond_the_streams_of_a_session_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "connect_port", lambda *_: Echo())
+    with contextlib.ExitStack() as stack:
+        with PortForward(None, None, 7000, unix=True) as local:  # type: ignore[arg-type]
+            for _ in range(5 * STREAMS_MAX):
+                one = stack.enter_context(socket.socket(socket.AF_UNIX))
+                one.setblocking(False)
+                one.connect(local.path)  # a BlockingIOError where the backlog is full
+        for thread in threading.enumerate():
+            if thread.name == "tangram-forward":
+                thread.join(30)
 
 
 def test_the_thread_of_a_closed_forward_ends() -> None:

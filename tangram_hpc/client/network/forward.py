@@ -38,6 +38,9 @@ _LOOKS = 5  # how often the table is read: if it changes meanwhile, a row may be
 _HOST = "127.0.0.1"
 _UNIX_MAX = 100  # bytes of a Unix socket's path, less than the kernel's 107
 _PAUSE_S = 0.1  # after an accept that failed, as while the process has too many open files
+# Beyond it the kernel refuses or delays connections (of TCP by up to a minute); it takes at most
+# net.core.somaxconn.
+_BACKLOG = 4096
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets the connection
 
 
@@ -121,7 +124,7 @@ class PortForward:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((_HOST, local_port))
-            listener.listen(STREAMS_MAX)
+            listener.listen(_BACKLOG)
         except OSError as error:
             listener.close()
             raise InvalidInput(f"local_port: cannot listen on {_HOST}:{local_port} "
@@ -142,7 +145,7 @@ class PortForward:
             # the mode holds from the first instant; an umask would be the whole process's
             os.fchmod(listener.fileno(), 0o600)
             listener.bind(self.path)
-            listener.listen(STREAMS_MAX)
+            listener.listen(_BACKLOG)
         except OSError as error:
             listener.close()
             if self._folder is not None:
