@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import time
@@ -21,6 +22,7 @@ from tangram_hpc.protocol.payload import (
     TerminalCall,
 )
 from tangram_hpc.resources import process_tree
+from tangram_hpc.sandbox.process.unstartable import Unstartable
 from tangram_hpc.sandbox.shells.terminal import Terminal
 from tests.helpers.executor_rig import NOTHING
 from tests.helpers.shell_rig import SHELL, make_session, shell_rig
@@ -418,6 +420,15 @@ def test_a_program_that_closed_its_terminal_lives_on_and_may_open_it_again(make:
     lease = rig.begin(call, Kind.EXEC, session=rig.session)
     assert rig.end(lease)[0].exit_code == 5
     assert b"".join(data for _, data in rig.pieces[lease]) == b"one\r\ntwo\r\n"
+
+
+def test_a_node_without_a_free_terminal_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    def opening() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")  # as the kernel says it
+
+    monkeypatch.setattr(os, "openpty", opening)
+    with pytest.raises(Unstartable, match="pty: no terminal is free on this node; end"):
+        Terminal((24, 80), True)
 
 
 def test_a_terminal_is_refused_with_the_remedy_where_there_is_none(make: Any) -> None:

@@ -7,6 +7,7 @@ one: an untrusted `process` sandbox would see the terminals of its user, so it h
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import select
@@ -24,6 +25,8 @@ _TIOCGPTN = 0x80045430  # the number of a terminal; Python has no name for it
 _LINE_ENDS = b"\n\r\x04\x03\x15\x1a\x1c"  # after these the line of a terminal is empty
 _REFUSED = ("pty: this sandbox has no terminals ({}); open the session with backend='bwrap' or, "
             "for code of your own, trusted=True")
+_NONE_FREE = ("pty: no terminal is free on this node; end others there, or raise the sysctl "
+              "kernel.pty.max")
 
 
 class Terminal:
@@ -45,7 +48,9 @@ class Terminal:
         try:
             self.fd, self.program = os.openpty()
         except OSError as error:
-            raise Unstartable(126, _REFUSED.format(error.strerror)) from None
+            why = (_NONE_FREE if error.errno == errno.ENOSPC else
+                   _REFUSED.format(error.strerror))
+            raise Unstartable(126, why) from None
         try:
             # not os.ttyname: in a pid namespace an init has no /proc/self
             number = struct.unpack("I", fcntl.ioctl(self.fd, _TIOCGPTN, bytes(4)))[0]
