@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from helpers.executor_rig import Rig, as_an_ordinary_user
+from helpers.small_folder import in_a_small_folder
 
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.ports import SandboxSettings
@@ -35,6 +38,39 @@ def test_the_copy_has_an_empty_directory_where_one_is_mounted(tmp_path: Path) ->
         assert list((copy / Path(path).relative_to("/etc")).iterdir()) == []
     assert (copy / "passwd").read_bytes() == Path("/etc/passwd").read_bytes()
     assert not (copy / "shadow").exists()
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_a_disk_that_is_full_for_a_moment_cuts_no_file_off(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    origin = tmp_path / "origin"
+    (origin / "folder").mkdir(parents=True)
+    for name in ("file", "folder/file"):
+        (origin / name).write_text("all of it")
+
+    def copying(source: str, target: str, **_: object) -> None:
+        Path(target).write_text("all")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target)
+
+    monkeypatch.setattr(etc, "_ETC", f"{origin}/")
+    monkeypatch.setattr(shutil, "copyfile", copying)
+    with pytest.raises(OSError, match="No space left on device"):
+        etc.copy_etc([str(origin / what)], str(tmp_path / "etc"))
+
+
+def test_a_full_scratch_folder_is_not_taken_for_missing_isolation(tmp_path: Path) -> None:
+    code = """if True:
+        import sys
+        from tangram_hpc.errors import InvalidInput
+        from tangram_hpc.sandbox.manager.backends import Backends
+        try:
+            print(Backends.probed(scratch=sys.argv[1]).untrusted)
+        except InvalidInput as error:
+            print(error)
+        """
+    assert in_a_small_folder(tmp_path, "4k", code) == (
+        f"scratch: no sandbox can be tried in {tmp_path} (No space left on device); make room "
+        "there, or set `scratch` to another node-local folder\n")
 
 
 def test_the_copy_has_directories_and_what_links_to_them_with_any_cp(

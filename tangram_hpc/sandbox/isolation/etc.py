@@ -8,6 +8,7 @@ worker up to half a second on ext4.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterable
@@ -16,6 +17,7 @@ from contextlib import suppress
 from . import hosts
 
 _ETC = "/etc/"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _OF_MANY_LINKS = frozenset({"/etc/alternatives", "/etc/ssl/certs", "/etc/pki/ca-trust"})
 
 
@@ -23,6 +25,9 @@ def copy_etc(read: Iterable[str], folder: str) -> str:
     """Copies the paths of `read` that lie in /etc into a new `folder`; returns the folder. Files
     that cannot be read are left out, because the sandbox could not read them either. Where a
     directory is to be mounted, the copy has an empty one.
+
+    Raises:
+        OSError: the disk of `folder` is full, or it cannot be written.
     """
     os.mkdir(folder, 0o755)
     inside = [path for path in read if path.startswith(_ETC)]
@@ -41,11 +46,23 @@ def _copy(path: str, target: str) -> None:
     read. The program `cp` of Ubuntu 25.10 skips directories when it is to follow links so.
     """
     os.makedirs(os.path.dirname(target), exist_ok=True)
-    with suppress(OSError):  # copytree raises its own after it has copied all that it can
+    try:
         if os.path.isdir(path):
             shutil.copytree(path, target, symlinks=True)
         else:
             shutil.copy2(path, target)
+    except shutil.Error as error:  # after all was copied that can be; of an errno it keeps the text
+        _check_room(" ".join(str(why) for _, _, why in error.args[0]))
+    except OSError as error:
+        _check_room(str(error))
+
+
+def _check_room(why: str) -> None:
+    """Raises an error if a copy failed because the disk is full: a file that was cut off must not
+    be shown as the node's."""
+    for code in _FULL:
+        if f"[Errno {code}]" in why:
+            raise OSError(code, os.strerror(code))
 
 
 def _complete_hosts(path: str) -> None:

@@ -8,7 +8,9 @@ would be root among the machine's files, with nothing but Landlock to confine it
 
 from __future__ import annotations
 
+import errno
 import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +24,7 @@ from ..isolation.image_root import WAYS
 from ..network.open_network import STACK
 from .probe import RuntimeReport, examine
 
+_TRIAL_FILES = 32  # at least as many as a trial makes
 _PROBE_S = 30.0  # to build a sandbox; a node on which many workers start at once is slow
 # what `why_not` has reasons for, besides the names of backends
 _ROOT_BY = "image root by "  # followed by one of WAYS
@@ -67,6 +70,25 @@ def _why_no_process() -> str:
     return ""
 
 
+def _check_room(scratch: str) -> None:
+    """Refuses a scratch folder that has no room to try a sandbox in: what has failed there may work
+    all the same, and a worker tries it only once.
+
+    Raises:
+        InvalidInput: the disk is full, or a quota is used up.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix="tangram-probe-", dir=scratch or None) as place:
+            for number in range(_TRIAL_FILES):
+                with open(os.path.join(place, str(number)), "wb") as file:
+                    file.write(bytes(4096))
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise InvalidInput(f"scratch: no sandbox can be tried in {scratch or 'TMPDIR'} "
+                               f"({error.strerror}); make room there, or set `scratch` to another "
+                               "node-local folder") from None
+
+
 @dataclass(frozen=True)
 class Backends:
     """The backends that work here.
@@ -101,7 +123,8 @@ class Backends:
                 empty for where temporary files are.
 
         Raises:
-            InvalidInput: `default` is unknown or does not work here, or a path must not be visible.
+            InvalidInput: `default` is unknown or does not work here, a path must not be visible, or
+                the disk of `scratch` is full.
         """
         try:
             read = tuple(visible_paths.readable(read_paths))
@@ -114,6 +137,8 @@ class Backends:
         why_not |= {"bwrap": bwrap.why_not, OPEN_NETWORK: bwrap.why_not or bwrap.why_not_open,
                     SEVERAL_USERS: bwrap.why_no_users,
                     **{_ROOT_BY + way: why for way, why in bwrap.why_no_root.items()}}
+        if bwrap.why_not or bwrap.why_no_root:
+            _check_room(scratch)
         if is_root():
             for name in _ONLY_OF_USERS:
                 why_not[name] = why_not[name] or _ROOT_INSIDE

@@ -219,13 +219,13 @@ class ProcessSupervisor:
             os.chmod(folder, 0o700)
             # resolved: links inside a sandbox are followed by comparing with it
             root = os.path.realpath(folder)
+            self._roots.append(root)
+            self._etc = etc.copy_etc(self.backends.read, f"{root}/etc")
         except OSError as error:
             raise InvalidInput(
                 f"scratch: cannot use {self._folder} ({error.strerror}); "
                 "name a writable directory on a local disk"
             ) from None
-        self._roots.append(root)
-        self._etc = etc.copy_etc(self.backends.read, f"{root}/etc")
         return ForkServerClient(self._owner, root, self._numbers)
 
 
