@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from helpers.executor_rig import as_an_ordinary_user
+from helpers.small_folder import in_a_small_folder
 from helpers.snapshot_rig import SnapshotRig
 
 from tangram_hpc.domain.session import SessionSpec
@@ -79,6 +80,20 @@ def test_space_is_bounded(make: Any) -> None:
     assert outcome.state is ActionState.FAILED
     assert "a node keeps snapshots_mib = 8 MiB of snapshots" in outcome.reason
     rig.until(lambda: [path.name for path in rig.folders()] == [rig.folder_of(second).name])
+
+
+def test_a_full_scratch_folder_is_named(tmp_path: Path) -> None:
+    code = """if True:
+        import sys
+        from tangram_hpc.sandbox.files import frozen_files, scratch
+        scratch.make(sys.argv[1] + "/origin")
+        try:
+            frozen_files.freeze(sys.argv[1] + "/origin", sys.argv[1] + "/frozen")
+        except frozen_files.Unfrozen as error:
+            print(error)
+        """
+    assert in_a_small_folder(tmp_path, "64k,nr_inodes=5", code) == (
+        "No space left on device in the node's scratch folder\n")
 
 
 def test_a_snapshot_that_nobody_uses_goes_after_its_time(make: Any) -> None:

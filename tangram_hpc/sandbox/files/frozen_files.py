@@ -43,7 +43,7 @@ def freeze(origin: str, folder: str) -> int:
         raise Unfrozen(str(error).removeprefix("fork: ")) from None
     except OSError as error:
         scratch.remove(folder)
-        raise Unfrozen(error.strerror or str(error)) from None
+        raise Unfrozen(scratch.why_not(error)) from None
     except Unfrozen:
         scratch.remove(folder)
         raise

@@ -8,6 +8,7 @@ in its image. Nothing may run in a directory while it is changed here.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -25,6 +26,13 @@ _TOLD = 300  # characters of cp's reason that are told
 
 class Uncopied(Exception):
     """A directory could not be copied; the text is one line that says why."""
+
+
+def why_not(error: OSError) -> str:
+    """Says why a scratch directory could not be made or written."""
+    text = error.strerror or str(error)
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return f"{text} in the node's scratch folder" if full else text
 
 
 def new_name() -> str:

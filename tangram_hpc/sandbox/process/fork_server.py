@@ -134,7 +134,7 @@ class ForkServer:
             try:
                 self._fork(order)
             except OSError as error:
-                text = f"cannot start an execution process ({error.strerror})"
+                text = f"cannot start an execution process ({scratch.why_not(error)})"
                 self._worker.sendall(packet(Unforked(order.number, text)))
         elif isinstance(order, KillProcess):
             if order.number in self._pids:
