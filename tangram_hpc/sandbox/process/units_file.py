@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 
 
 def path_of(home: str) -> str:
@@ -32,6 +33,8 @@ class UnitsFile:
         self.fd = os.open(path_of(home), flags, 0o600)
         os.fchmod(self.fd, 0o644)  # for all users of a sandbox; the folder above is closed
         self.now = -1
+        with suppress(OSError):  # a file that has a block can be written on a full disk, too
+            os.pwrite(self.fd, b"0\n", 0)
 
     def write(self, units: int) -> None:
         """Writes the number of CPUs from now on. A full disk is no reason to fail an action, so
