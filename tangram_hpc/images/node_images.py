@@ -104,8 +104,22 @@ class NodeImages:
             if not future.cancelled() and not self._closed:
                 self._ended(image, pull, *future.result())
 
-        self._loop.run_in_executor(self._threads, _answer, pull.process, image, self._settings,
-                                   self._known.get(image)).add_done_callback(ended)
+        try:
+            begun = self._loop.run_in_executor(self._threads, _answer, pull.process, image,
+                                               self._settings, self._known.get(image))
+        except RuntimeError as error:  # no thread can be started
+            pull.process.cancel()  # the pool keeps the call, and makes it when it has a thread
+            self._loop.call_soon(self._unbegun, image, pull,
+                                 f"image: no process can be started to unpack it ({error})")
+        else:
+            begun.add_done_callback(ended)
+
+    def _unbegun(self, image: str, pull: _Pull, why: str) -> None:
+        """Tells all that wait for a pull that it cannot begin."""
+        if self._pulls.get(image) is pull:
+            del self._pulls[image]
+        for then in pull.waiting.values():
+            then(None, why, False)
 
     def _ended(self, image: str, pull: _Pull, stamp: _Stamp, answer: PullAnswer) -> None:
         if not pull.waiting:  # it was cancelled; whoever came since begins anew

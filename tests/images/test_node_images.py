@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -147,6 +148,31 @@ def test_a_store_that_fails_ends_no_worker(tmp_path: Path, layout: str, what: st
         assert not broken
         assert said[1] == ((ready, "", False) if what == "time" else (
             None, f"image_store {tmp_path / 'store'}: No locks available", False))
+
+    run(tmp_path, test)
+
+
+def test_a_pull_without_a_thread_is_told_and_the_next_one_may_have_one(
+        tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def starting(thread: threading.Thread) -> None:
+        if thread.name.startswith("tangram-image"):
+            raise RuntimeError("can't start new thread")  # as where `pids.max` is used up
+        start(thread)
+
+    async def test(images: NodeImages) -> None:
+        said: Said = []
+        with monkeypatch.context() as used_up:
+            used_up.setattr(threading.Thread, "start", starting)
+            for session in (1, 2):
+                want(images, said, session, layout)
+            await until(lambda: len(said) == 2)
+        why = "image: no process can be started to unpack it (can't start new thread)"
+        assert said == [(None, why, False)] * 2
+        want(images, said, 3, layout)
+        await until(lambda: len(said) == 3)
+        assert said[2][0] is not None
 
     run(tmp_path, test)
 
