@@ -59,7 +59,8 @@ def write_parquet(records: Iterable[ActionRecord], path: Path) -> int:
     kinds = {int: pyarrow.int64(), str: pyarrow.string()}
     schema = pyarrow.schema([(column.name, kinds[column.kind]) for column in TABLE_COLUMNS])
     count, rest = 0, _rows(records)
-    with pyarrow.parquet.ParquetWriter(str(path), schema) as writer:
+    # pyarrow opens paths to seek in them, and pipes cannot
+    with open(path, "wb") as file, pyarrow.parquet.ParquetWriter(file, schema) as writer:
         while rows := list(islice(rest, _ROWS)):
             arrays = [pyarrow.array(values, field.type)
                       for values, field in zip(zip(*rows, strict=True), schema, strict=True)]

@@ -7,6 +7,8 @@ import csv
 import gzip
 import io
 import json
+import subprocess
+import sys
 import threading
 import time
 import xml.etree.ElementTree as ET
@@ -69,6 +71,14 @@ def test_parquet_has_the_rows_of_the_table(tmp_path: Path, capsys: pytest.Captur
     rows = [*csv.DictReader(io.StringIO(exported(capsys, "csv")))]
     assert [{name: str(value) for name, value in row.items()} for row in table.to_pylist()] == rows
     assert str(table.schema.field("submit_ns").type) == "int64"
+
+
+def test_parquet_goes_into_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    exported(capsys, "parquet", "-o", str(tmp_path / "a.parquet"))
+    command = [sys.executable, "-m", "tangram_hpc", "export", "parquet", "-j", "4711", "-o"]
+    piped = subprocess.run([*command, "/dev/stdout"], stdout=subprocess.PIPE, check=True).stdout
+    assert parquet.read_table(io.BytesIO(piped)) == parquet.read_table(tmp_path / "a.parquet")
 
 
 def test_usage_records_are_xml_with_the_times_of_acct(capsys: pytest.CaptureFixture[str]) -> None:
