@@ -7,6 +7,7 @@ import csv
 import gzip
 import io
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -124,6 +125,29 @@ def test_a_file_stays_until_the_new_one_is_complete(form: str, tmp_path: Path,
     link.symlink_to("file")
     assert main(["export", form, "-o", str(link), "-j", "4711"]) == 0
     assert link.is_symlink() and len(file.read_bytes()) > 1000 and len([*tmp_path.iterdir()]) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_no_part_of_a_file(number: signal.Signals, tmp_path: Path) -> None:
+    told = """if True:
+        import os, sys
+        from tangram_hpc.cli import main
+        from tangram_hpc.cli.views import export_verb
+
+        def killed(args, read=export_verb._read_records):
+            for at, record in enumerate(read(args)):
+                if at == 10:
+                    os.kill(os.getpid(), int(sys.argv[2]))
+                yield record
+
+        export_verb._read_records = killed
+        main(["export", "csv", "-j", "4711", "-o", sys.argv[1]])
+        """
+    file = tmp_path / "actions.csv"
+    file.write_text("last month")
+    ended = subprocess.run([sys.executable, "-c", told, str(file), str(int(number))], check=False)
+    assert ended.returncode == 128 + number
+    assert file.read_text() == "last month" and [*tmp_path.iterdir()] == [file]
 
 
 def test_a_text_that_xml_cannot_hold_is_shown_otherwise() -> None:

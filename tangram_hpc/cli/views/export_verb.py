@@ -232,7 +232,7 @@ def _replaced(path: Path) -> Iterator[Path]:
     from ...errors import InvalidInput
 
     try:
-        with replacing_output(path) as temporary:
+        with ends_in_order(), replacing_output(path) as temporary:
             yield temporary
     except OSError as error:
         raise InvalidInput(f"--output {path}: {error.strerror or error}") from None
