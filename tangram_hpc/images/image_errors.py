@@ -29,6 +29,12 @@ class ImageUnavailable(TangramError):
     """
 
 
+class RegistryUnavailable(ImageUnavailable):
+    """Raised when a registry does not serve an image now. Layers that are ready stay in the store,
+    and the next attempt goes on with them.
+    """
+
+
 def of_os_error(what: str, error: OSError) -> TangramError:
     """Returns the error to raise for a failed system call; `what` names the entry or the file."""
     remedy = f"; {MAKE_ROOM}" if error.errno in _FULL else ""

@@ -11,6 +11,7 @@ registry.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import tempfile
@@ -19,9 +20,10 @@ from dataclasses import dataclass, field, replace
 from typing import IO
 
 from ..domain.image_name import PATH, REGISTRY, ImageName, parse_image_name
+from ..errors import TangramError
 from . import owner_namespace
 from .found_image import FoundImage, find_image
-from .image_errors import ImageRefused, ImageUnavailable, of_os_error
+from .image_errors import ImageRefused, ImageUnavailable, RegistryUnavailable, of_os_error
 from .image_limits import MANIFEST_MAX, UnpackBudget
 from .local_images import archive_kind, file_digest, find_local_image, folder_kind
 from .manifests import BlobRef, digest_of, is_digest, parse_manifest, platform_of
@@ -109,8 +111,14 @@ def pull(text: str, settings: PullSettings, environ: Mapping[str, str], again: b
                 digest = _unpack(found, name, store, settings, on_layer)
         if settings.store_mib:
             store.shrink(settings.store_mib << 20, keep=digest)
-    except OSError as error:
-        raise of_os_error(name.full, error) from None
+    except RegistryUnavailable:
+        raise
+    except (OSError, TangramError) as error:
+        with contextlib.suppress(OSError, TangramError):
+            store.prune_layers()  # its layers would take the disk of images that can be had
+        if isinstance(error, OSError):
+            raise of_os_error(name.full, error) from None
+        raise
     image = store.find(digest)
     if image is None:
         raise ImageUnavailable(f"image: {text} was removed from the store while it was pulled")

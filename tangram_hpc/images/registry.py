@@ -31,7 +31,7 @@ from typing import IO, Any
 
 from ..domain.image_name import DEFAULT_REGISTRY, ImageName
 from .credentials import RegistryCredentials, find_credentials
-from .image_errors import ImageRefused, ImageUnavailable, of_os_error
+from .image_errors import ImageRefused, ImageUnavailable, RegistryUnavailable, of_os_error
 from .image_limits import MANIFEST_MAX
 from .manifests import ACCEPTED, BlobRef, digest_of
 
@@ -152,8 +152,9 @@ class RegistryImage:
             failures = failures + 1 if progress() == before else 1
             before = progress()
             if failures >= _ATTEMPTS:
-                raise ImageUnavailable(f"image: {self._name.full} cannot be fetched now: the "
-                                       f"registry {self._name.registry} does not serve it ({why})")
+                raise RegistryUnavailable(
+                    f"image: {self._name.full} cannot be fetched now: the registry "
+                    f"{self._name.registry} does not serve it ({why})")
             time.sleep(min(_PAUSE_MAX_S, max(pause, wait)))
             pause *= 2
 

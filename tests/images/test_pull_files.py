@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import stat
 import subprocess
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.image_rig import (
@@ -27,7 +29,7 @@ from helpers.image_rig import (
 )
 
 from tangram_hpc.images import sif
-from tangram_hpc.images.image_errors import ImageRefused
+from tangram_hpc.images.image_errors import ImageRefused, ImageUnavailable
 from tangram_hpc.images.node_store import NodeStore
 from tangram_hpc.images.pull import PulledImage, PullSettings, import_image, pull
 
@@ -330,6 +332,30 @@ def test_a_chain_of_indexes_ends(tmp_path: Path) -> None:
     (layout / "index.json").write_bytes(data)
     with pytest.raises(ImageRefused, match="more than 3 indexes"):
         get(tmp_path, str(layout))
+
+
+def test_an_image_that_fails_leaves_no_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                             ) -> None:
+    below = tar_of(entry("a", "x" * 1000))
+    kept = get(tmp_path, str(MadeImage([tar_of(entry("k"))]).docker_archive(tmp_path / "kept.tar")))
+    refused = MadeImage([below, tar_of(entry("../b"))]).docker_archive(tmp_path / "refused.tar")
+    with pytest.raises(ImageRefused):
+        get(tmp_path, str(refused))
+    store = NodeStore(tmp_path / "store")
+    assert store.layer_sizes().keys() == set(kept.image.diff_ids)
+
+    full = MadeImage([below, tar_of(entry("b", "full"))]).docker_archive(tmp_path / "full.tar")
+    write = os.write
+    with monkeypatch.context() as patch:
+        def fails(fd: int, data: Any) -> int:
+            if data == b"full":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return write(fd, data)
+
+        patch.setattr(os, "write", fails)
+        with pytest.raises(ImageUnavailable, match="No space left"):
+            get(tmp_path, str(full))
+    assert store.layer_sizes().keys() == set(kept.image.diff_ids)
 
 
 def test_a_bound_on_what_an_image_unpacks_to(tmp_path: Path) -> None:

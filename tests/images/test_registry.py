@@ -36,6 +36,7 @@ from tangram_hpc.images import registry as registry_module
 from tangram_hpc.images.credentials import find_credentials
 from tangram_hpc.images.image_errors import ImageRefused, ImageUnavailable
 from tangram_hpc.images.manifests import OCI_INDEX
+from tangram_hpc.images.node_store import NodeStore
 from tangram_hpc.images.pull import PulledImage, PullSettings, publish, pull
 from tangram_hpc.images.registry import RegistryImage
 
@@ -442,6 +443,17 @@ def test_errors_that_stay_are_told_as_not_now(tmp_path: Path, odd: Odd) -> None:
     odd.before = [lambda r: "manifests" in r.path and say(r, 503) for _ in range(9)]
     with pytest.raises(ImageUnavailable, match=r"app:v1 cannot be fetched now: .*503"):
         get(tmp_path, f"{odd.host}/app:v1")
+
+
+def test_layers_that_are_ready_wait_for_the_next_attempt(tmp_path: Path, odd: Odd) -> None:
+    odd.image = made("a", "b")
+    last = list(odd.image.blobs)[-1]
+    odd.before = [lambda r: r.path.endswith(last) and say(r, 503) for _ in range(9)]
+    with pytest.raises(ImageUnavailable, match=r"cannot be fetched now: .*503"):
+        get(tmp_path, f"{odd.host}/app:v1")
+    assert len(NodeStore(tmp_path / "store").layer_sizes()) == 1
+    odd.before = []
+    assert get(tmp_path, f"{odd.host}/app:v1").digest == odd.image.digest
 
 
 def test_a_blob_goes_on_where_it_stopped(tmp_path: Path, odd: Odd) -> None:
