@@ -13,6 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .helpers.end_signals import ends_in_order
+
 if TYPE_CHECKING:
     from ..demo.job import DemoPlan
 
@@ -72,7 +74,8 @@ def go(args: argparse.Namespace) -> int:
     data_file()  # in a rank a missing package would be told as a traceback
     cpus = args.cpus or len(affinity.usable())
     plan = DemoPlan(problems, args.seed, scale, cpus)
-    return _mixed(plan) if args.mixed else _coding(plan, args.replayed)
+    with ends_in_order():  # folders of models and of the replayed job are removed
+        return _mixed(plan) if args.mixed else _coding(plan, args.replayed)
 
 
 def _announce(plan: DemoPlan) -> None:

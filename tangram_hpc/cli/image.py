@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .helpers.end_signals import ends_in_order
 from .helpers.printable import printable
 from .helpers.progress_bar import ProgressBar
 
@@ -60,6 +61,11 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Runs a verb on the store; returns the exit status."""
+    with ends_in_order():  # drafts of images are removed, and what a builder has made
+        return _go(args)
+
+
+def _go(args: argparse.Namespace) -> int:
     from ..app.worker import pull_settings
     from ..config.settings import load_config
     from ..errors import InvalidInput

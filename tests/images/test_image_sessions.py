@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import ANY
 
 import pytest
+from helpers.adapter_behaviours import eventually
 from helpers.image_rig import needs_registry, registry, small
 
 import tangram_hpc
@@ -271,6 +275,27 @@ def test_build_runs_the_steps_of_a_dockerfile(store: Path, tmp_path: Path,
         f"FROM docker-archive:{archive}\nRUN echo made >/etc/made\n")
     assert tangram(capsys, "build", str(tmp_path), "--name", "localhost/built:1")[0] == 0
     assert {path.read_text() for path in store.rglob("etc/made")} == {"made\n"}
+
+
+def test_a_build_that_is_ended_leaves_nothing(tmp_path: Path) -> None:
+    (programs := tmp_path / "bin").mkdir()
+    (programs / "buildah").write_text(f"""#!/bin/sh
+        case $1 in
+            build) touch {tmp_path}/builds; exec sleep 60;;
+            rmi) touch {tmp_path}/removed;;
+        esac""")
+    (programs / "buildah").chmod(0o755)
+    (temporary := tmp_path / "tmp").mkdir()
+    verb = subprocess.Popen(
+        [sys.executable, "-m", "tangram_hpc", "image", "build", str(tmp_path), "--name",
+         "localhost/built:1", "--store", str(tmp_path / "store")],
+        env={**os.environ, "TMPDIR": str(temporary),
+             "PATH": f"{programs}:{os.environ['PATH']}"})
+    assert eventually((tmp_path / "builds").exists)
+    assert [path.name[:14] for path in temporary.iterdir()] == ["tangram-build-"]
+    verb.terminate()
+    assert verb.wait(20) == 128 + signal.SIGTERM
+    assert not [*temporary.iterdir()] and (tmp_path / "removed").exists()
 
 
 CHROOT = ["--isolation", "chroot"]
