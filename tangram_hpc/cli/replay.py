@@ -40,15 +40,15 @@ def go(args: argparse.Namespace) -> int:
     """Runs the workload and prints the comparison; returns the exit status."""
     from ..errors import InvalidInput
     from ..simulator.replay.replay_run import first, replay
-    from ..simulator.workload import Cluster, read_cluster, read_workload
+    from ..simulator.workload import UNITS_MAX, Cluster, read_cluster, read_workload
 
     work = read_workload(args.workload)
     if args.first is not None:
         work = first(work, args.first)
     if args.cluster is not None:
         cluster = read_cluster(args.cluster)
-    elif args.cpus < 1:
-        raise InvalidInput(f"--cpus {args.cpus}: must be at least 1")
+    elif not 1 <= args.cpus <= UNITS_MAX:
+        raise InvalidInput(f"--cpus {args.cpus}: must be from 1 to {UNITS_MAX}")
     else:
         mem = sum(t.session.mem_mib for t in work.trajectories)
         cluster = Cluster.model_validate(

@@ -25,7 +25,7 @@ from ..scheduler.state.gpu_blocks import GpuSet
 FORMAT = "tangram-workload/1"
 EXAMPLES = Path(__file__).resolve().parent / "examples"
 _SECOND = 10**9
-_UNITS_MAX = 10**7  # CPUs and GPUs of one kind of node; each is kept by its number
+UNITS_MAX = 10**7  # CPUs and GPUs of one kind of node; each is kept by its number
 _Seconds = Annotated[float, Field(ge=0, le=10**12)]  # far beyond any run
 _RATE_MAX = 10**9  # calls per second of an endpoint
 _Degree = Annotated[int, Field(le=1 << 16)]  # the bound of a client's action, too
@@ -99,8 +99,8 @@ class ClusterNode(_Model):
 
     @model_validator(mode="after")
     def _can_be_listed(self) -> ClusterNode:
-        if self.count * (self.cpus + self.gpus) > _UNITS_MAX:
-            raise ValueError(f"count: more than {_UNITS_MAX} CPUs and GPUs cannot be simulated")
+        if self.count * (self.cpus + self.gpus) > UNITS_MAX:
+            raise ValueError(f"count: more than {UNITS_MAX} CPUs and GPUs cannot be simulated")
         return self
 
 

@@ -145,6 +145,10 @@ def test_a_workload_that_cannot_be_replayed_is_refused_in_one_line(
         assert main(["replay", str(work), "--cluster", str(cluster), *words]) == 2
         told = capsys.readouterr().err
         assert told.count("\n") == 1 and said in told
+    for cpus in ("0", "100000000000"):
+        assert main(["replay", str(work), "--scale", "0.2", "--cpus", cpus]) == 2
+        assert capsys.readouterr().err == (
+            f"tangram: error: --cpus {cpus}: must be from 1 to 10000000\n")
     with pytest.raises(InvalidInput, match="--first"):
         first(read_workload(work), 0)
 
