@@ -31,7 +31,7 @@ from typing import IO, Any
 
 from ..domain.image_name import DEFAULT_REGISTRY, ImageName
 from .credentials import RegistryCredentials, find_credentials
-from .image_errors import ImageRefused, ImageUnavailable, RegistryUnavailable, of_os_error
+from .image_errors import ImageRefused, RegistryUnavailable, of_os_error
 from .image_limits import MANIFEST_MAX
 from .manifests import ACCEPTED, BlobRef, digest_of
 

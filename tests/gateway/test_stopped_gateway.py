@@ -155,8 +155,8 @@ def test_ranks_that_leave_while_their_broker_is_away_have_lost_nothing(stopped: 
     rig = Rig((0, 1), False)
     for rank in (0, 1):
         rig.hear(rank, relay.OPEN, b"\1\0\0\0")
-    rig.ns += int((relay.SILENCE_S - 1) * 1e9) * stopped
-    rig.pipes.come = [(KEEL, b"", "the broker closed the connection")] * 2
+    rig.ns += int((relay.GATEWAY_SILENCE_S - 1) * 1e9) * stopped
+    rig.pipes.come = [(KEEP_ALIVE, b"", "the broker closed the connection")] * 2
     rig.gateway.turn()
     rig.hear(0, relay.LEAVE)
     assert rig.gateway.orphaned and rig.gateway.abandoned == rig.gateway.orphaned
