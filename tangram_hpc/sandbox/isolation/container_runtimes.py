@@ -32,6 +32,7 @@ from .pause_process import CAT, IGNORING_CAT, SHELL
 
 SESSION = "/session"
 IMAGE = "/image"  # where bwrap mounts the root of an image
+E2B_HOME = "/home/user"  # the home that programs for E2B's sandboxes name
 UNITS = "/session.cpus"  # the file that tells a command how many CPUs it has
 _PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/nix/store", "/gnu/store")  # for the pause process
 TMP = "/tmp"
@@ -147,7 +148,7 @@ class Bwrap:
             *limit, "--tmpfs", f"{at}/dev/shm", "--remount-ro", f"{at}/dev",
             "--bind", scratch.home(box.home), f"{at}{SESSION}",
             "--bind", scratch.tmp(box.home), f"{at}{TMP}",
-            *([] if box.image else _in_tmp(box.read)),
+            *([] if box.image else [*_in_tmp(box.read), *_e2b_home(box.read)]),
             *[word for here, there in box.files for word in ("--ro-bind", here, f"{at}{there}")],
             # If root runs the worker, the sandbox's user owns the machine's settings in /proc/sys.
             "--remount-ro", f"{at}/proc", "--remount-ro", "/", "--chdir", at or SESSION, "--",
@@ -213,6 +214,14 @@ def _in_tmp(read: Sequence[str]) -> list[str]:
         if not any(path != other and _beneath(path, other) for other in paths):
             words += ["--ro-bind", path, path]
     return words + [word for top in deep for word in ("--remount-ro", top)]
+
+
+def _e2b_home(read: Sequence[str]) -> list[str]:
+    """Makes E2B's home a link to the session's directory, unless paths of the node are shown there.
+    """
+    paths = list(map(os.path.normpath, read))
+    shown = any(_beneath(E2B_HOME, path) or _beneath(path, E2B_HOME) for path in paths)
+    return [] if shown else ["--symlink", SESSION, E2B_HOME]
 
 
 def tmp_names(box: ContainerSpec) -> frozenset[str]:
