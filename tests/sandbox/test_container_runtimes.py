@@ -100,8 +100,8 @@ def test_a_bwrap_sandbox_shows_only_the_listed_folders(tmp_path: Path) -> None:
                         "echo hi >mine; echo shm >/dev/shm/f && cat /dev/shm/f;"
                         "readlink /proc/1/fd/0 || echo shielded")
     lines = out.splitlines()
-    assert set(lines[0].split()) == {"bin", "dev", "home", "lib", "lib64", "proc", "sbin", "session",
-                                     "tmp", "usr"}
+    assert set(lines[0].split()) == {"bin", "dev", "home", "lib", "lib64", "proc", "sbin",
+                                     "session", "tmp", "usr"}
     assert lines[1:6] == ["/session", "sandbox", "ro", "shm", "shielded"]
     assert (tmp_path / "place/home/mine").stat().st_uid == os.geteuid()
     assert not os.path.exists("/dev/shm/f")

@@ -1,4 +1,4 @@
-"""The home that programs for E2B's sandboxes name is the directory of a sandbox without an image."""
+"""/home/user, which programs for E2B's sandboxes name, is the directory of other sandboxes too."""
 
 from __future__ import annotations
 
