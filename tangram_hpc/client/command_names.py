@@ -18,11 +18,15 @@ from ..domain.class_names import template
 LOOK = 2000  # characters of a shell line that are read
 _SHORT = 400  # characters of a command given as words whose name is remembered
 _DEPTH = 4  # how deeply shells that run shells are followed
-# a redirection, a comment, a separator, a word with its quoted parts, an unclosed quote
+# a redirection, a comment, arithmetic as a command, the output of other commands, a separator, a
+# word with its quoted parts and its arithmetic, an unclosed quote
 _TOKEN = re.compile(r"""(?P<away>[0-9]*>&[0-9-]|&>>?|[0-9]*(?:<<<|<<-?|<|>>|>\||>))
                     |(?P<comment>\#[^\n]*)
+                    |(?P<sum>\(\([^()]{0,200}\)\))
+                    |\$\((?P<inner>[^()]{1,200})\)
                     |(?P<end>&&|\|\||[;&|()\n])
-                    |(?P<word>(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|[^\s;&|()<>'"\\])+)
+                    |(?P<word>(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|\$\(\([^()]{0,200}\)\)
+                              |\$(?!\()|[^\s;&|()<>'"\\$])+)
                     |\S""", re.VERBOSE | re.DOTALL)
 _KEYWORDS = frozenset(("then", "do", "if", "while", "until", "else", "elif", "{", "!"))
 _NO_COMMAND = frozenset(("for", "case", "select", "function", "}", "fi", "done", "esac"))
@@ -88,14 +92,17 @@ def _commands(line: str) -> Iterator[list[str]]:
     away = False  # the next word is a redirection's file
     for token in _TOKEN.finditer(line):
         word = token["word"]
-        if token["comment"]:
+        if token["comment"] or token["sum"]:
             continue
+        if token["inner"] and words and (words[0] in _PREPARES or words[0] in _NO_COMMAND):
+            continue  # `cd $(git rev-parse --show-toplevel)` prepares as a whole
         if token["away"]:
             away = token["away"][-1] in "<>|"
         elif word is None:
             if words and words[0] not in _NO_COMMAND:
                 yield words
             words = []
+            yield from _commands(token["inner"] or "")
         elif away:
             away = False
         elif word in _KEYWORDS and not words:
