@@ -72,20 +72,20 @@ def test_frames(bodies: list[bytes], payloads: list[bytes], cuts: list[int],
     meta = b"\x92" + bytes((0x90 + len(bodies),)) + b"".join(bodies) + encode(sizes)
     rest = len(meta).to_bytes(4, "little") + meta + b"".join(payloads)
     data = len(rest).to_bytes(4, "little") + rest
-    whole, pieces, at = _parcels([data]), [], 0
+    whole, pieces, at = _envelopes([data]), [], 0
     for cut in cuts:
         pieces.append(data[at : at + cut])
         at += cut
-    again = _parcels([*pieces, data[at:]])
+    again = _envelopes([*pieces, data[at:]])
     assert (whole is None and again is None) or is_same(whole, again)
     if whole is not None:
         outbox = Outbox()
         for message, content in whole:
             outbox.put(message, content)
-        assert is_same(_parcels([b"".join(outbox.take())]), whole)
+        assert is_same(_envelopes([b"".join(outbox.take())]), whole)
 
 
-def _parcels(pieces: list[bytes]) -> list[tuple[Any, bytes | None]] | None:
+def _envelopes(pieces: list[bytes]) -> list[tuple[Any, bytes | None]] | None:
     inbox, found = Inbox(), []
     try:
         for piece in pieces:
