@@ -99,7 +99,7 @@ class Backends:
         why_not: for each backend that does not work, and for each way to write an image that does
             not, one line that says why.
         read: paths of the node that sandboxes may read.
-        bwrap: what trying bwrap has found out; empty where it is not installed.
+        bwrap: what trying bwrap has found out, or that it is not installed.
         open_network: the program by which sandboxes of bwrap have an open network; empty where no
             program works, for which `why_not` gives the reason.
     """
