@@ -369,7 +369,9 @@ def _take_head(found: JournalData) -> None:
 
 
 def _take_events(found: JournalData, known_version: bool) -> None:
-    """Decodes the records up to the first that cannot be; counts the events behind a hole."""
+    """Decodes the events of the records, up to the first record that cannot be decoded. Events
+    behind a hole are only counted.
+    """
     holes = found.salvage.holes
     for at, body in found.salvage.records:
         try:

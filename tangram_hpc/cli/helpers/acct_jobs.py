@@ -82,8 +82,8 @@ def from_journals(named: Sequence[ids.Named], with_row: bool, duplicates: bool,
         selection: which rows are wanted.
         ask_spans: asks Slurm's accounting for the times of jobs; called once, if their rows are
             wanted.
-        left_out: gets the names of jobs whose journals cannot be read, of each of which one line
-            tells, and jobs that cannot have wanted rows are passed over. None: a journal that
+        left_out: gets the names of the jobs whose journals cannot be read; a line on stderr says
+            why for each. Jobs that cannot have wanted rows are not read then. None: a journal that
             cannot be read is an error.
 
     Raises:
