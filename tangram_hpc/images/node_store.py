@@ -193,22 +193,8 @@ class NodeStore:
         Raises:
             ImageUnavailable: the store cannot be written.
         """
-        folder = self._image(digest)
-        try:
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return True
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
+        if not self._drop(self._image(digest)):
             return False
-        try:
-            with self.draft() as draft:
-                with contextlib.suppress(FileNotFoundError):
-                    os.rename(folder, draft / "gone")
-        finally:
-            os.close(fd)
         for path in (self.folder / "names").iterdir():
             if self._name_record(path).get("digest") == digest:
                 path.unlink(missing_ok=True)
@@ -255,8 +241,7 @@ class NodeStore:
             freed = 0
             for diff_id, size in self.layer_sizes().items():
                 if diff_id not in used:
-                    with self.draft() as draft:
-                        os.rename(self._layer(diff_id), draft / "gone")
+                    self._drop(self._layer(diff_id))
                     freed += size
             return freed
 
@@ -380,6 +365,24 @@ class NodeStore:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
+
+    def _drop(self, folder: Path) -> bool:
+        """Removes an image or a layer; returns False if it is in use. Its folder becomes a draft
+        itself, because a full disk has no room for a new one.
+        """
+        draft = self.folder / "drafts" / secrets.token_hex(16)
+        with self._naming_store(), contextlib.ExitStack() as stack:
+            try:
+                fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                stack.callback(os.close, fd)
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.rename(folder, draft)
+            except BlockingIOError:
+                return False
+            except FileNotFoundError:  # another process has removed it
+                return True
+            scratch.remove(str(draft))
+        return True
 
     def _image(self, digest: str) -> Path:
         return self.folder / f"images{self._owners}" / digest.removeprefix("sha256:")

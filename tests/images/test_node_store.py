@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from helpers.image_rig import MadeImage, entry, tar_of
+from helpers.small_folder import in_a_small_folder
 
 from tangram_hpc.images.image_errors import MAKE_ROOM, ImageUnavailable, of_os_error
 from tangram_hpc.images.manifests import BlobRef, digest_of
@@ -115,6 +116,30 @@ def test_a_store_that_cannot_be_written_is_named(tmp_path: Path, folder: str) ->
     (tmp_path / "store" / folder).touch()  # root could write into a folder of any mode
     with pytest.raises(ImageUnavailable, match=f"^image_store {tmp_path / 'store'}: Not a dir"):
         store.prune_layers() if folder == "locks" else store.remove(digests[0])
+
+
+def test_room_can_be_made_on_a_disk_without_any(tmp_path: Path) -> None:
+    code = """if True:
+        import os, sys
+        from pathlib import Path
+        from tests.helpers.image_rig import MadeImage, entry, tar_of
+        from tangram_hpc.images.node_store import NodeStore
+        from tangram_hpc.images.pull import PullSettings, pull
+        folder, other = Path(sys.argv[1]), tar_of(entry("b", "b"))
+        for layers in ([tar_of(entry("a", "a"))], [tar_of(entry("a", "a")), other]):
+            archive = MadeImage(layers).docker_archive(folder / "image.tar")
+            pull(str(archive), PullSettings(str(folder / "store")), {})
+        store = NodeStore(folder / "store")
+        try:
+            for number in range(100):
+                (folder / str(number)).mkdir()
+        except OSError as error:
+            print(error.strerror)
+        print(store.remove(store.images()[-1].digest), store.prune_layers(), os.listdir(
+            store.folder / "drafts"), len(store.shrink(0)), store.size())
+        """
+    assert in_a_small_folder(tmp_path, "1m,nr_inodes=70", code) == (
+        "No space left on device\nTrue 1 [] 1 0\n")
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
