@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 from ..errors import TangramError
@@ -19,6 +21,7 @@ from .image_errors import ImageRefused
 BUILDERS = ("buildah", "podman")
 # On a machine with cgroup v1 and v2 this file lists the controllers of v2; others do not have it.
 _HYBRID = Path("/sys/fs/cgroup/unified/cgroup.controllers")
+_END_S = 10.0  # for a builder to remove its container
 
 
 def find_builder() -> str:
@@ -78,7 +81,24 @@ def _runtime_works() -> bool:
 
 def _run(command: list[str], what: str) -> None:
     # stdout of the builder would mix with the results of the verb, which are read by programs
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=2, check=False)
-    if done.returncode:
-        raise ImageRefused(f"image build: {command[0]} ended with {done.returncode}: the image "
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2,
+                          start_new_session=True) as builder:
+        try:
+            status = builder.wait()
+        except BaseException:  # as of ^C
+            _end(builder)
+            raise
+    if status:
+        raise ImageRefused(f"image build: {command[0]} ended with {status}: the image "
                            f"cannot {what}; its own lines are above")
+
+
+def _end(builder: subprocess.Popen[bytes]) -> None:
+    """Ends a builder and the step that it runs. One that is killed leaves its container behind, so
+    it has a while to end by itself.
+    """
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if builder.poll() is None:
+            os.killpg(builder.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                builder.wait(_END_S)

@@ -14,6 +14,7 @@ from unittest.mock import ANY
 
 import pytest
 from helpers.adapter_behaviours import eventually
+from helpers.executor_rig import alive
 from helpers.image_rig import needs_registry, registry, small
 
 import tangram_hpc
@@ -281,7 +282,8 @@ def test_a_build_that_is_ended_leaves_nothing(tmp_path: Path) -> None:
     (programs := tmp_path / "bin").mkdir()
     (programs / "buildah").write_text(f"""#!/bin/sh
         case $1 in
-            build) touch {tmp_path}/builds; exec sleep 60;;
+            build) trap 'touch {tmp_path}/in-order; exit 1' TERM
+                sleep 60 & echo $! >{tmp_path}/step; touch {tmp_path}/builds; wait;;
             rmi) touch {tmp_path}/removed;;
         esac""")
     (programs / "buildah").chmod(0o755)
@@ -296,6 +298,8 @@ def test_a_build_that_is_ended_leaves_nothing(tmp_path: Path) -> None:
     verb.terminate()
     assert verb.wait(20) == 128 + signal.SIGTERM
     assert not [*temporary.iterdir()] and (tmp_path / "removed").exists()
+    assert (tmp_path / "in-order").exists()
+    assert eventually(lambda: not alive(int((tmp_path / "step").read_text())))
 
 
 CHROOT = ["--isolation", "chroot"]
