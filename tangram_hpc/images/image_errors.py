@@ -11,7 +11,10 @@ from ..errors import InvalidInput, TangramError
 
 _NOT_NOW = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE,
                       errno.ENOMEM, errno.EROFS, errno.ESTALE, errno.EACCES,
-                      errno.EFBIG})
+                      errno.EFBIG,
+                      # of a network file system whose server is away or has shut this node out
+                      errno.ESHUTDOWN, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN,
+                      errno.EHOSTUNREACH, errno.EREMOTEIO, errno.ENOLCK})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 MAKE_ROOM = ("make room in the store of images (`image_store`, or the worker's scratch folder) and "
              "in the job's folder")

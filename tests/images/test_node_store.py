@@ -142,12 +142,12 @@ def test_room_can_be_made_on_a_disk_without_any(tmp_path: Path) -> None:
         "No space left on device\nTrue 1 [] 1 0\n")
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
-def test_a_full_store_is_told_with_the_remedy(code: int) -> None:
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESHUTDOWN])
+def test_a_disk_that_fails_is_no_fault_of_the_image(code: int) -> None:
     error = of_os_error("entry 'a'", OSError(code, os.strerror(code)))
     assert isinstance(error, ImageUnavailable)
     assert str(error) == f"image: entry 'a': {os.strerror(code)}" + (
-        "" if code == errno.EROFS else f"; {MAKE_ROOM}")
+        f"; {MAKE_ROOM}" if code in (errno.ENOSPC, errno.EDQUOT) else "")
 
 
 def test_layers_of_a_pull_under_way_are_not_pruned(tmp_path: Path) -> None:
