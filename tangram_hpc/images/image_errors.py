@@ -11,7 +11,7 @@ from ..errors import InvalidInput, TangramError
 
 _NOT_NOW = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE,
                       errno.ENOMEM, errno.EROFS, errno.ESTALE, errno.EACCES,
-                      errno.EFBIG,
+                      errno.EFBIG, errno.EAGAIN,  # the latter: no process can be started
                       # of a network file system whose server is away or has shut this node out
                       errno.ESHUTDOWN, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN,
                       errno.EHOSTUNREACH, errno.EREMOTEIO, errno.ENOLCK})

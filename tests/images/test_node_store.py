@@ -142,8 +142,9 @@ def test_room_can_be_made_on_a_disk_without_any(tmp_path: Path) -> None:
         "No space left on device\nTrue 1 [] 1 0\n")
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESHUTDOWN])
-def test_a_disk_that_fails_is_no_fault_of_the_image(code: int) -> None:
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESHUTDOWN,
+                                  errno.EAGAIN])
+def test_a_node_that_fails_is_no_fault_of_the_image(code: int) -> None:
     error = of_os_error("entry 'a'", OSError(code, os.strerror(code)))
     assert isinstance(error, ImageUnavailable)
     assert str(error) == f"image: entry 'a': {os.strerror(code)}" + (
