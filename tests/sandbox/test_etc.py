@@ -13,6 +13,7 @@ from helpers.executor_rig import Rig, as_an_ordinary_user
 from helpers.small_folder import in_a_small_folder
 
 from tangram_hpc.domain.states import ActionState
+from tangram_hpc.errors import InvalidInput
 from tangram_hpc.ports import SandboxSettings
 from tangram_hpc.sandbox.isolation import etc, visible_paths
 
@@ -56,6 +57,18 @@ def test_a_disk_that_is_full_for_a_moment_cuts_no_file_off(
     monkeypatch.setattr(shutil, "copyfile", copying)
     with pytest.raises(OSError, match="No space left on device"):
         etc.copy_etc([str(origin / what)], str(tmp_path / "etc"))
+
+
+def test_a_start_that_fails_for_a_full_disk_leaves_nothing_there(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def copying(read: object, folder: str) -> None:
+        os.mkdir(folder)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(etc, "copy_etc", copying)
+    with pytest.raises(InvalidInput, match=r"scratch: cannot use .* \(No space left on device\)"):
+        Rig(tmp_path)
+    assert not [*(tmp_path / "scratch").iterdir()]
 
 
 def test_a_full_scratch_folder_is_not_taken_for_missing_isolation(tmp_path: Path) -> None:

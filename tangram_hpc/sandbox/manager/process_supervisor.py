@@ -210,10 +210,10 @@ class ProcessSupervisor:
             self._folder.rmdir()
 
     def _make_fork_server(self) -> ForkServerClient:
+        folder = self._folder / f"worker-{folders.new_name()}"
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             folders.own(self._folder)
-            folder = self._folder / f"worker-{folders.new_name()}"
             folder.mkdir(mode=0o700)
             # the folder inherits a set-gid bit of the one above
             os.chmod(folder, 0o700)
@@ -222,6 +222,7 @@ class ProcessSupervisor:
             self._roots.append(root)
             self._etc = etc.copy_etc(self.backends.read, f"{root}/etc")
         except OSError as error:
+            folders.remove(str(folder))  # the worker ends, and need not keep a full disk full
             raise InvalidInput(
                 f"scratch: cannot use {self._folder} ({error.strerror}); "
                 "name a writable directory on a local disk"
