@@ -89,9 +89,14 @@ def as_root(work: Callable[[], Any]) -> Any:
         finally:
             os._exit(0)
     os.close(out)
-    with open(into, "rb") as file:
-        text = file.read()
-    os.waitpid(child, 0)
+    try:
+        with open(into, "rb") as file:
+            text = file.read()
+    except BaseException:  # as of ^C: the child would fill the folder that is removed next
+        os.kill(child, signal.SIGKILL)
+        raise
+    finally:
+        os.waitpid(child, 0)
     if not text:
         raise ImageUnavailable("image: the process that unpacks it died")
     kind, value = json.loads(text)

@@ -17,6 +17,7 @@ import pytest
 from helpers.image_rig import MadeImage, entry, tar_of
 from helpers.small_folder import in_a_small_folder
 
+from tangram_hpc.images import owner_namespace
 from tangram_hpc.images.image_errors import MAKE_ROOM, ImageUnavailable, of_os_error
 from tangram_hpc.images.manifests import BlobRef, digest_of
 from tangram_hpc.images.node_store import NodeStore
@@ -149,6 +150,32 @@ def test_a_node_that_fails_is_no_fault_of_the_image(code: int) -> None:
     assert isinstance(error, ImageUnavailable)
     assert str(error) == f"image: entry 'a': {os.strerror(code)}" + (
         f"; {MAKE_ROOM}" if code in (errno.ENOSPC, errno.EDQUOT) else "")
+
+
+def test_a_pull_that_is_ended_ends_the_child_that_unpacks(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It filled the draft that was being removed."""
+    def ended(*_: object) -> None:
+        raise SystemExit(143)
+
+    def work() -> None:
+        parent = os.getppid()
+        (tmp_path / "child").write_text(str(os.getpid()))
+        while Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+            time.sleep(0.01)  # until it waits for this child
+        os.kill(parent, signal.SIGUSR1)
+        time.sleep(60)
+
+    monkeypatch.setattr(owner_namespace, "users", lambda: "some")
+    monkeypatch.setattr(owner_namespace, "namespace", lambda of: 0)
+    monkeypatch.setattr(owner_namespace, "_answer", lambda fd, work: ("", work()))
+    before = signal.signal(signal.SIGUSR1, ended)
+    try:
+        with pytest.raises(SystemExit):
+            owner_namespace.as_root(work)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not Path("/proc", (tmp_path / "child").read_text()).exists()
 
 
 def test_layers_of_a_pull_under_way_are_not_pruned(tmp_path: Path) -> None:
