@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import statistics
+import math
 import time
 import weakref
 from collections.abc import Sequence
@@ -189,23 +189,26 @@ def group_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[floa
     whole = args.n_samples_per_prompt * args.rollout_batch_size
     size = args.n_samples_per_prompt if len(raw) == whole else len(raw)  # slime's rule
     scaled = args.grpo_std_normalization and args.advantage_estimator != grouped[-1]
-    shown = [None if (sample.metadata or {}).get("sandbox_lost") else reward
-             for sample, reward in zip(samples, raw, strict=True)]
-    trained = [each for at in range(0, len(shown), size)
-               for each in _normalized(shown[at:at + size], scaled)]
+    lost = [bool((sample.metadata or {}).get("sandbox_lost")) for sample in samples]
+    trained = [0.0] * len(raw)
+    for first in range(0, len(raw), size):
+        verdicts = [at for at in range(first, first + size) if not lost[at]]
+        normalized = _normalized([float(raw[at]) for at in verdicts], scaled)
+        for at, reward in zip(verdicts, normalized, strict=True):
+            trained[at] = reward
     return raw, trained
 
 
-def _normalized(group: list[float | None], scaled: bool) -> list[float]:
+def _normalized(rewards: list[float], scaled: bool) -> list[float]:
     """Returns the rewards of a group less their mean, and divided by their deviation if `scaled`.
-
-    A reward of None is left out and becomes 0.0.
     """
-    known = [reward for reward in group if reward is not None]
-    mean = statistics.fmean(known) if known else 0.0
-    # slime's divisor, with the deviation of a sample: one reward has none
-    divisor = statistics.stdev(known) + 1e-6 if scaled and len(known) > 1 else 1.0
-    return [0.0 if reward is None else (reward - mean) / divisor for reward in group]
+    count = len(rewards)
+    if count < 2:
+        return [0.0] * count
+    mean = sum(rewards) / count
+    away = [reward - mean for reward in rewards]
+    deviation = math.sqrt(sum(each * each for each in away) / (count - 1))  # of a sample
+    return [each / (deviation + 1e-6) for each in away] if scaled else away  # slime's divisor
 
 
 async def code_reward(args: Any, sample: Any, **others: Any) -> Any:

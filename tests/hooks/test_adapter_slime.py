@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import gc
+import math
 import sys
 import types
 from collections.abc import Iterator
@@ -296,6 +297,10 @@ def test_rewards_are_normalized_where_slime_itself_does() -> None:
     assert group_rewards(settings(rewards_normalization=False), samples)[1] == [1.0, 0.0, 0.0]
     # groups of other sizes than the told one are one group
     assert group_rewards(settings(), samples)[1] == [0.5, -0.5, 0.0]
+    with pytest.raises(TypeError):  # as slime itself does
+        group_rewards(settings(), [judged(1.0), judged(None)])  # type: ignore[arg-type]
+    broken = group_rewards(settings(grpo_std_normalization=True), [judged(1.0), judged(math.nan)])
+    assert all(map(math.isnan, broken[1]))
     plus = settings("reinforce_plus_plus_baseline", grpo_std_normalization=True)
     assert group_rewards(plus, samples)[1] == [0.5, -0.5, 0.0]
 
