@@ -8,6 +8,7 @@ one of these errors.
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,11 @@ class FileFailed(ActionFailed, OSError):
     """
 
     code = ""
+
+    @property
+    def errno(self) -> int | None:  # type: ignore[override]
+        """The number of `code` here. It is not stored, because a pickle would not carry it."""
+        return getattr(errno, self.code, None)
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""

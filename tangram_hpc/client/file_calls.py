@@ -109,5 +109,5 @@ def span(offset: int, length: int | None) -> tuple[int, int]:
 
 def _failed(text: str, number: int) -> FileFailed:
     error = FileFailed(text)
-    error.code, error.errno = errno.errorcode[number], number
+    error.code = errno.errorcode[number]
     return error

@@ -234,7 +234,6 @@ def _file_failure(pending: Pending, outcome: Outcome, told: pl.ErrorReturn) -> F
     error = _FILE_ERRORS.get(told.kind, FileFailed)(text, told)
     # the sandbox chose the name: only errno's own ones are believed
     error.code = told.kind if told.kind in errno.errorcode.values() else "EIO"
-    error.errno = getattr(errno, error.code)
     return error
 
 

@@ -6,6 +6,8 @@ A reward that is written as `r.exit_code == 0`, or as `if r`, must not pay work 
 from __future__ import annotations
 
 import asyncio
+import copy
+import errno
 import json
 import os
 import pickle
@@ -169,6 +171,18 @@ def test_timeout_and_memory_errors_can_be_pickled() -> None:
         error.name = "f"
         back = pickle.loads(pickle.dumps(error))
         assert type(back) is kind and str(back) == str(error) and back.name == "f"
+
+
+def test_a_failed_file_operation_keeps_its_number_in_a_pickle(cluster: LocalCluster) -> None:
+    """As when a process of a pool raises it."""
+    with cluster.session(trusted=True) as s:
+        missing = s.read("nothing").exception()
+        folder = s.read(".").exception()
+    for error, kind, number in ((missing, FileNotFoundError, errno.ENOENT),
+                                (folder, IsADirectoryError, errno.EISDIR)):
+        for each in (error, pickle.loads(pickle.dumps(error)), copy.copy(error)):
+            assert isinstance(each, kind) and each.errno == number and str(each) == str(error)
+    assert tangram_hpc.FileFailed("no more is known").errno is None
 
 
 def test_tangram_run_exits_with_the_results_exit_code(
