@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import gc
 import os
 import pickle
 import pty as ptys
@@ -57,6 +58,21 @@ def test_the_end_of_a_shell_is_not_cancelled_by_that_of_its_session(cluster: Loc
     ends = [record.state for record in fold(read_journals(cluster.folder)).records.values()
             if record.action.name == "shell close"]
     assert ends[-2:] == [ActionState.COMPLETED] * 2
+
+
+def test_a_shell_whose_session_ends_before_it_logs_nothing(cluster: LocalCluster) -> None:
+    """asyncio logs the error of a future that nobody has looked at."""
+    logged: list[dict[str, object]] = []
+
+    async def in_a_loop() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: logged.append(told))
+        async with cluster.session() as s, s.shell() as shell:
+            await shell.run("true")
+            s.close()
+        gc.collect()
+
+    asyncio.run(in_a_loop())
+    assert not logged
 
 
 def test_a_shell_keeps_folder_and_variables_between_commands(cluster: LocalCluster) -> None:

@@ -217,7 +217,10 @@ class Shell:
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         self.close()
         if kind is None and self._closing is not None:
-            await asyncio.wait([asyncio.wrap_future(self._closing)], timeout=_CLOSING_S)
+            closing = asyncio.wrap_future(self._closing)
+            # asyncio logs an error that nobody has looked at, also where this wait ends before it
+            closing.add_done_callback(lambda each: each.cancelled() or each.exception())
+            await asyncio.wait([closing], timeout=_CLOSING_S)
 
 
 def wrong_size(rows: object, cols: object) -> str:
