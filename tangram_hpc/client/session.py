@@ -622,7 +622,11 @@ def open_session(connection: Connection, spec: SessionSpec, env: Mapping[str, st
             spec, name=spec.name or f"session-{secrets.token_hex(4)}",
             attach_hash=hash_of(attach_token(token)), close_hash=hash_of(token))
     session = Session(connection, connection.open_session(spec, env, tool_of(trajectory), token))
-    session.first = [session.write(path, data) for path, data in raw.items()]
+    try:
+        session.first = [session.write(path, data) for path, data in raw.items()]
+    except BaseException:  # a refused name, a full store, ^C: nobody has the session to close it
+        session.close()
+        raise
     return session
 
 

@@ -13,7 +13,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +270,26 @@ def test_a_malformed_answer_fails_only_its_call(answer: pl.Payload, code: str | 
         future.result(0)
     assert getattr(error.value, "code", None) == code
     assert code is None or error.value.errno == getattr(errno, code)
+
+
+def test_a_session_whose_files_are_refused_is_not_left_open(
+        cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sessions() -> int:
+        return int(cluster.ask("info")["sessions"])
+
+    def is_full(*_: object) -> str:
+        raise tangram_hpc.StoreFailed(errno.ENOSPC, "No space left on device")
+
+    with cluster.session(mem=10) as s:
+        ways: list[Callable[..., tangram_hpc.Session]] = [cluster.session, s.fork]
+        for open_one in ways:
+            with pytest.raises(tangram_hpc.InvalidInput, match="is not UTF-8"):
+                open_one(files={"a": "", "\ud800": ""})
+            with monkeypatch.context() as patch:
+                patch.setattr(cluster._connection.store, "put", is_full)
+                with pytest.raises(tangram_hpc.StoreFailed, match="No space left"):
+                    open_one(files={"large": b"-" * 100_000})
+        until(lambda: sessions() == 1, "the refused sessions are closed")
 
 
 def test_session_files_that_cannot_be_written_fail_the_opening(cluster: LocalCluster) -> None:
