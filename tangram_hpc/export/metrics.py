@@ -29,7 +29,8 @@ _GAUGES: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
     "mem_held_bytes": ("memory that may be lent", lambda v: v["mem_mib"] * _MIB),
     "mem_lent_bytes": ("memory that is lent",
                        lambda v: (v["mem_mib"] - v["mem_mib_free"]) * _MIB),
-    "clients": ("clients that are connected, or in their grace", lambda v: v["clients"]),
+    "clients": ("clients that are connected, or in their grace",
+                lambda v: v["clients"] - 1),  # all but the exporter itself
     "sessions": ("sessions that are open or wait", lambda v: v["sessions"]),
     "sessions_waiting": ("sessions that wait for admission", lambda v: v["sessions_waiting"]),
     "actions_running": ("actions that run", lambda v: v["running"]),

@@ -201,6 +201,11 @@ def test_what_nodes_can_do_is_told_of_those_there(job: dict[str, Any], capsys: A
                     "DEVICES  n1              1 GPU"]
 
 
+def test_a_view_does_not_count_itself_among_the_clients(job: dict[str, Any], capsys: Any) -> None:
+    assert "clients 1 " in printed(capsys, "info")[0][0]
+    assert json.loads(printed(capsys, "info", "--json")[0][0])["clients"] == 1
+
+
 def test_the_job_at_a_glance_has_no_actions_that_have_ended(job: dict[str, Any], capsys: Any
                                                             ) -> None:
     """The broker knows those until their clients have the results, so their number is no total."""

@@ -60,7 +60,7 @@ def test_the_textfile_has_the_figures_of_the_job(cluster: LocalCluster, tmp_path
     of_job = {"tangram_job": "4711"}
     for name, value in (("cpus_held", info["cpus"]), ("gpus_held", info["gpus"]),
                         ("mem_held_bytes", info["mem_mib"] << 20), ("nodes", info["nodes"]),
-                        ("cpus_lent", 0), ("sessions", info["sessions"])):
+                        ("cpus_lent", 0), ("sessions", info["sessions"]), ("clients", 1)):
         assert found[f"tangram_{name}"] == [(of_job, value)], name
     assert found["tangram_service_resident"] == [(of_job | {"service": "judge"}, 1.0)]
     assert found["tangram_endpoint_rate"] == [(of_job | {"endpoint": "search"}, 50.0)]

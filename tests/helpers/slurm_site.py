@@ -251,7 +251,7 @@ class Site:
         if self.output(name, job).count("connected") < ranks:
             return False
         told = self.info(job)
-        return len(told.get("nodes", [])) == 4 and told["clients"] > ranks  # we are one too
+        return len(told.get("nodes", [])) == 4 and told["clients"] >= ranks
 
     @contextmanager
     def held(self, name: str, ranks: int = 2, **keys: str) -> Any:

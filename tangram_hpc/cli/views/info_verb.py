@@ -66,6 +66,7 @@ def _show(client: Client, args: argparse.Namespace, columns: list[Column],
             print(line)
         return
     answer = {k: v for what in _PARTS for k, v in client.ask(what).items()}
+    answer["clients"] -= 1  # this command itself
     if args.json:
         answer["nodes"] = list(filter(wanted, answer["nodes"]))
         print(json.dumps(answer))
@@ -116,7 +117,7 @@ def _print_job(answer: dict[str, Any]) -> None:
     """Prints what the whole job holds and lends, and its nodes."""
     from ...domain.states import ENDED
 
-    print(f"job {answer['job']}  placer {answer['placer']}  clients {answer['clients'] - 1}  "
+    print(f"job {answer['job']}  placer {answer['placer']}  clients {answer['clients']}  "
           f"sessions {answer['sessions']} ({answer['sessions_waiting']} waiting)")
     print(f"cpus {answer['cpus'] - answer['cpus_free']}/{answer['cpus']} lent  "
           f"gpus {answer['gpus'] - answer['gpus_free']}/{answer['gpus']}  "
