@@ -16,6 +16,7 @@ from tangram_hpc import LocalCluster
 from tangram_hpc.broker.queries.explain import explain
 from tangram_hpc.broker.queries.queue_view import queue
 from tangram_hpc.broker.queries.wait_reasons import WaitReasons
+from tangram_hpc.cli.views import explain_verb
 from tangram_hpc.cli.views.explain_verb import lines
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev
@@ -261,6 +262,31 @@ def test_tangram_explain_works_on_a_running_cluster(tmp_path: Path) -> None:
         long.cancel()
         waits.result()
     assert "exit code 0" in tangram(waits.id, "-j", c.job).stdout
+
+
+def test_explain_does_not_say_that_an_open_action_has_ended(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither while the broker is silent, nor of an action that the job's next start goes on with;
+    an action whose broker was killed has the end that `acct` gives it.
+    """
+    def told(action: str) -> str:
+        """What the journal says, as it is asked when the broker does not answer."""
+        answer = explain_verb._from_journal(c.job, action, "")
+        assert answer is not None
+        return lines(answer)[1]
+
+    monkeypatch.setenv("TANGRAM_HOME", str(tmp_path))
+    with LocalCluster(cpus=1, home=tmp_path, placer="fcfs:1", warm=0) as c:
+        named = c.submit(["sleep", "600"], once="step/1")
+        plain = c.submit(["true"])
+        c.ask("info")  # the broker has both
+        assert told(plain.id) == "has not ended: the job's broker does not answer"
+    assert told(named.id).endswith(
+        "the job's next start goes on with it, since its name is 'step/1'")
+    assert told(plain.id).endswith("exit code 130, its broker ended (its run is over)")
+    journal = c.folder / "journal"
+    journal.write_bytes(journal.read_bytes()[:-1])  # as a broker leaves it that is killed
+    assert told(plain.id).endswith("exit code 1, its broker was killed")
 
 
 def test_explain_takes_leases_into_account_behind_which_others_could_be_prefetched() -> None:

@@ -80,7 +80,7 @@ def _ask(job: str, action: str) -> tuple[dict[str, Any], str]:
 
 
 def _from_journal(job: str, action: str, asked: str) -> dict[str, Any] | None:
-    """Returns how an action ended that the broker no longer knows.
+    """Returns how an action ended that the broker no longer knows, or that it has not ended.
 
     The answer comes from the journal. It is None if there is no journal that says anything, and an
     error if the job is over and had no such action.
@@ -101,7 +101,8 @@ def _from_journal(job: str, action: str, asked: str) -> dict[str, Any] | None:
     except TangramError:
         return None
     try:
-        record = fold(read_journals(folder)).records.get(parse(action))
+        served = is_served(folder)
+        record = fold(read_journals(folder), served).records.get(parse(action))
     except InvalidInput:
         if asked or not journals(folder):
             return None
@@ -109,11 +110,13 @@ def _from_journal(job: str, action: str, asked: str) -> dict[str, Any] | None:
     except (TangramError, OSError, ValueError, AssertionError):
         return None
     if record is None:
-        if asked or is_served(folder):
+        if asked or served:
             return None  # the broker knows more than its journal, or has answered already
         return {"error": f"job {folder.name} had no action {action}; `tangram acct -j "
                          f"{folder.name}` prints all of its actions"}
     done = record.outcome if record.state in ENDED else None
+    open_because = "the job's broker does not answer" if served else (
+        f"the job's next start goes on with it, since its name is {record.action.once!r}")
     return {
         "id": show(record.action.id), "name": record.action.name, "state": record.state.value,
         "key": record.action.key, "degrees": list(record.action.degrees),
@@ -121,12 +124,14 @@ def _from_journal(job: str, action: str, asked: str) -> dict[str, Any] | None:
         "node": record.node.name if record.node is not None else "", "units": record.cpus,
         "queue_s": record.planned_ns / 1e9, "exec_s": done.exec_ns / 1e9 if done else 0.0,
         "exit_code": done.exit_status if done else 0, "signal": done.signal if done else 0,
-        "why": done.reason if done else "the job ended before the action did",
+        "why": done.reason if done else open_because,
     }
 
 
 def lines(answer: dict[str, Any]) -> list[str]:
     """Returns the lines that show an answer of the broker to a person."""
+    from ...domain.states import ENDED
+
     if "elastic" in answer:
         return elastic_lines(answer["elastic"]) if answer["elastic"] else [
             "the job keeps its allocations: its settings allow it neither to request nodes nor to "
@@ -146,6 +151,8 @@ def lines(answer: dict[str, Any]) -> list[str]:
                        f"{answer['runs_s']:.1f} s ({answer['resizes']} resizes)",
                 f"expected end: {end} (run time: {answer['rests_on']})"]
     on = f" on {answer['node']}" if answer.get("node") else ""
+    if answer["state"] not in ENDED:
+        return [first, f"has not ended{on}: {answer['why']}"]
     end = f"signal {answer['signal']}" if answer["signal"] else f"exit code {answer['exit_code']}"
     return [first, f"ended{on} after {answer['exec_s']:.3f} s: {end}"
                    + (f", {answer['why']}" if answer["why"] else "")]
