@@ -188,7 +188,9 @@ def _job(info: Mapping[str, Any]) -> dict[str, float]:
         "gpus_held": info["gpus"], "gpus_lent": info["gpus"] - info["gpus_free"],
         "mem_held_mib": info["mem_mib"], "mem_lent_mib": info["mem_mib"] - info["mem_mib_free"],
         "actions_waiting": actions.get(ActionState.PENDING.value, 0),
-        "actions_running": actions.get(ActionState.RUNNING.value, 0),
+        # Nodes report a start with a delay, so a short action ends as CONFIGURING.
+        "actions_running": sum(actions.get(state.value, 0) for state in (
+            ActionState.CONFIGURING, ActionState.RUNNING)),
         "sessions": info["sessions"], "sessions_waiting": info["sessions_waiting"],
         "clients": info["clients"],
     }

@@ -20,7 +20,8 @@ from tangram_hpc.protocol.message import ActionResult
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "METRICS.md"
 INFO = {"nodes": 2, "cpus": 16, "cpus_free": 5, "gpus": 4, "gpus_free": 1, "mem_mib": 1000,
-        "mem_mib_free": 400, "actions": {"PENDING": 7, "RUNNING": 11}, "sessions": 20,
+        "mem_mib_free": 400, "sessions": 20,
+        "actions": {"CONFIGURING": 4, "PENDING": 7, "RUNNING": 7},
         "sessions_waiting": 3, "clients": 1}
 MS = 10**6
 
