@@ -12,11 +12,14 @@ Invariants: a reader sees the old file or the new one, and a failed write leaves
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from .errors import InvalidInput
 
 
 def replace_file(path: Path, content: str | bytes | bytearray | memoryview, mode: int = 0o600,
@@ -67,6 +70,21 @@ def replacing(path: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def check_output(option: str, path: Path) -> None:
+    """Raises InvalidInput, which names the option, if no file can be written at `path`. A command
+    asks before work that takes minutes. Only a place that is full is found out later.
+    """
+    wrong = 0
+    if os.path.isdir(path):
+        wrong = errno.EISDIR
+    elif not os.path.isdir(path.parent):
+        wrong = errno.ENOENT
+    elif not os.access(path if os.path.exists(path) else path.parent, os.W_OK):
+        wrong = errno.EACCES
+    if wrong:
+        raise InvalidInput(f"{option} {path}: {os.strerror(wrong)}")
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DEFAULT_SCALE, MIXED_SCALE = 0.015, 0.1
 DEFAULT_PROBLEMS, DEFAULT_MIXED, DEFAULT_REPLAYED = 64, 16, 24
+SCALE_MAX = 100  # latencies of hours
 MAX_REPLAYED = 200  # the shipped workload has as many trajectories
 
 
@@ -64,8 +65,8 @@ def go(args: argparse.Namespace) -> int:
         scale = MIXED_SCALE if args.mixed else DEFAULT_SCALE
     if not 1 <= problems <= 164:
         raise InvalidInput(f"--problems {problems}: must be from 1 to 164")
-    if not scale > 0:
-        raise InvalidInput(f"--scale {scale:g}: must be above 0")
+    if not 0 < scale <= SCALE_MAX:
+        raise InvalidInput(f"--scale {scale:g}: must be above 0 and at most {SCALE_MAX}")
     if args.cpus < 0:
         raise InvalidInput(f"--cpus {args.cpus}: must be at least 0 (0: all that this process may "
                            "use)")

@@ -38,10 +38,13 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Runs the workload and prints the comparison; returns the exit status."""
+    from ..atomic_file import check_output
     from ..errors import InvalidInput
     from ..simulator.replay.replay_run import first, replay
     from ..simulator.workload import UNITS_MAX, Cluster, read_cluster, read_workload
 
+    if args.records is not None:
+        check_output("--records", args.records)
     work = read_workload(args.workload)
     if args.first is not None:
         work = first(work, args.first)

@@ -71,6 +71,7 @@ def _failure(text: str) -> Failure:
 
 def go(args: argparse.Namespace) -> int:
     """Simulates the workload and prints its metrics; returns the exit status."""
+    from ..atomic_file import check_output
     from ..errors import InvalidInput
     from ..scheduler.placement.placers.placer_registry import make_placer
     from ..simulator.simulate import simulate
@@ -80,6 +81,8 @@ def go(args: argparse.Namespace) -> int:
         return _three_ways(args)
     if args.latency_us is not None and not 0 <= args.latency_us <= _LATENCY_MAX_US:
         raise InvalidInput(f"--latency-us {args.latency_us}: must be from 0 to {_LATENCY_MAX_US}")
+    if args.records is not None:
+        check_output("--records", args.records)
     work = read_workload(args.workload)
     total = len(work.trajectories)
     with ProgressBar("sim: trajectories", total) as progress:

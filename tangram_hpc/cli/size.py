@@ -122,12 +122,14 @@ def drawer(path: Path | None) -> Any:
     """Returns the function that draws into a file with this suffix; None without a path.
 
     Raises:
-        InvalidInput: the suffix is neither .svg nor .png.
+        InvalidInput: the suffix is neither .svg nor .png, or no file can be written there.
     """
+    from ..atomic_file import check_output
     from ..errors import InvalidInput
 
     if path is None:
         return None
+    check_output("--plot", path)
     if path.suffix == ".svg":
         from ..simulator.pictures.curve_svg import write
         return write

@@ -120,3 +120,27 @@ def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
         with atomic_file.replacing_output(target) as path:
             path.write_text("after")
         assert target.read_text() == "after" and target.stat().st_mode & 0o777 == mode | 0o200
+
+
+@pytest.mark.parametrize("words", [
+    SIM, ("replay", "coding-200", "--scale", "1", "--records"),
+    ("size", "coding-200", "--cluster", "coding-200", "--target-act", "9", "--plot"),
+    ("plan", "--model", "7B", "--gpus", "8", "--plot")])
+def test_a_file_that_cannot_be_written_is_told_before_the_work(
+        words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    def work(*args: object, **names: object) -> None:
+        raise AssertionError("the work was begun")
+
+    for place in ("simulator.workload.read_workload", "config.planner.files.read_model"):
+        monkeypatch.setattr(f"tangram_hpc.{place}", work)
+    target = tmp_path / "missing" / "curve.svg"
+    assert main([*words, str(target)]) == 2
+    assert f"{words[-1]} {target}: No such file or directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("scale", ["0", "nan", "inf", "1e9"])
+def test_a_demo_whose_latencies_would_not_end_is_refused(
+        scale: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--scale", scale, "--cpus", "-1"]) == 2  # refused in any case
+    assert "--scale" in capsys.readouterr().err

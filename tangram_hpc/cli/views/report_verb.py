@@ -6,7 +6,6 @@ Everything is computed from the job's journal, during the job and after it. No b
 from __future__ import annotations
 
 import argparse
-import errno
 import gc
 import glob
 import json
@@ -89,6 +88,7 @@ def go(args: argparse.Namespace) -> int:
 
 def _refuse_early(args: argparse.Namespace) -> None:
     """Raises InvalidInput for what can be refused before the job is read."""
+    from ...atomic_file import check_output
     from ...errors import InvalidInput
     from ...report.figures import graph_objects
 
@@ -98,25 +98,8 @@ def _refuse_early(args: argparse.Namespace) -> None:
         raise InvalidInput(f"--simulate {args.simulate}: must be a number of actions, 0 for no "
                            "comparison")
     if not args.json:
-        _check_target(args.output or Path("report.html"))
+        check_output("--output", args.output or Path("report.html"))
         graph_objects()
-
-
-def _check_target(path: Path) -> None:
-    """Raises InvalidInput if the page cannot be written: simulations may take minutes before it
-    is. Only a place that is full is found out later.
-    """
-    from ...errors import InvalidInput
-
-    wrong = 0
-    if os.path.isdir(path):
-        wrong = errno.EISDIR
-    elif not os.path.isdir(path.parent):
-        wrong = errno.ENOENT
-    elif not os.access(path if os.path.exists(path) else path.parent, os.W_OK):
-        wrong = errno.EACCES
-    if wrong:
-        raise InvalidInput(f"--output {path}: {os.strerror(wrong)}")
 
 
 def _default_file(job: str, report: ReportedJob) -> Path:
