@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -120,6 +121,40 @@ def test_a_home_with_a_quoted_tilde_is_below_the_users_home(
     assert own_dir({"TANGRAM_HOME": "~/x"}, "local-1") == tmp_path / "x/jobs/local-1"
 
 
+@pytest.mark.parametrize("lost", ["", ".alive"])
+def test_the_folder_of_a_maker_that_lives_is_spared_though_its_lock_file_was_removed_as_old(
+        tmp_path: Path, lost: str) -> None:
+    """Sites remove what nobody has used in /tmp for some days: here the lock file."""
+    alive, kept = maker(tmp_path)
+    try:
+        if lost:
+            (kept / lost).unlink()
+        os.utime(kept, (LONG_AGO, LONG_AGO))
+        assert sweep_scratch(tmp_path) == [] and kept.is_dir()
+    finally:
+        alive.kill()
+        alive.wait()
+    assert sweep_scratch(tmp_path) == [kept]
+
+
+@pytest.mark.skipif(not shutil.which("systemd-tmpfiles"), reason="systemd-tmpfiles is missing")
+def test_systemd_tmpfiles_removes_nothing_of_a_maker_that_lives(tmp_path: Path) -> None:
+    base, rules = tmp_path / "base", tmp_path / "rules.conf"
+    (base / "old").mkdir(parents=True)
+    alive, kept = maker(base)
+    (kept / "etc").mkdir()
+    (kept / "etc" / "hosts").touch()
+    rules.write_text(f"e {base} - - - 1ms\n")
+    time.sleep(0.1)
+    try:
+        subprocess.run(["systemd-tmpfiles", "--clean", rules], check=True)
+        assert list(base.iterdir()) == [kept], "it removed the folder that nobody uses"
+        assert (kept / ".alive").exists() and (kept / "etc" / "hosts").exists()
+    finally:
+        alive.kill()
+        alive.wait()
+
+
 def test_the_next_worker_removes_scratch_of_killed_workers_and_spares_live_ones(
         tmp_path: Path) -> None:
     dead, gone = maker(tmp_path)
@@ -149,7 +184,8 @@ def test_scratch_is_not_removed_while_its_maker_is_about_to_lock_it(
 
     monkeypatch.setattr(fcntl, "flock", sweep_before)
     assert make_scratch({}, str(tmp_path), "broker").exists()
-    assert swept == [[]] and sweep_scratch(tmp_path) == []
+    assert swept == [[], []], "before the lock of the folder, and before that of its file"
+    assert sweep_scratch(tmp_path) == []
 
 
 @pytest.mark.skipif(not AS_ROOT, reason="only root can give a folder to another user")
