@@ -170,6 +170,9 @@ class NodeImages:
                 fd = self._store.hold(image.digest)
             except ImageUnavailable as error:
                 return str(error)
+            if fd >= 0 and not os.path.isdir(image.folder):
+                os.close(fd)  # another process has removed the image, and one has pulled it again
+                fd = -1
             if fd < 0:
                 return f"image: {name} was removed from the store while it was opened"
             self._locks[image.digest] = fd

@@ -29,7 +29,7 @@ from helpers.image_rig import (
 
 from tangram_hpc.images.node_images import NodeImages
 from tangram_hpc.images.node_store import NodeStore
-from tangram_hpc.images.pull import PullSettings
+from tangram_hpc.images.pull import PullSettings, pull
 from tangram_hpc.images.pull_process import PullProcess
 from tangram_hpc.ports import ReadyImage
 from tangram_hpc.resources import process_tree
@@ -88,6 +88,27 @@ def layout(tmp_path: Path, request: pytest.FixtureRequest) -> str:
     if request.param == "layout":
         return str(image.layout(tmp_path / "layout"))
     return str(skopeo_folder(tmp_path / "folder", image))
+
+
+def test_an_image_that_was_removed_and_pulled_by_another_process_is_found_anew(
+        tmp_path: Path, layout: str) -> None:
+    settings = PullSettings(str(tmp_path / "store"))
+    pull(layout, settings, {})  # a process that pulls keeps the descriptor of a namespace
+
+    async def test(images: NodeImages) -> None:
+        said: Said = []
+        want(images, said, 1, layout)
+        await until(lambda: len(said) == 1)
+        images.release(1)
+        first = said[0][0]
+        assert first is not None and NodeStore(tmp_path / "store").remove(first.digest)
+        pull(layout, settings, {})
+        want(images, said, 2, layout)
+        await until(lambda: len(said) == 2)
+        second = said[1][0]
+        assert second is not None and (Path(second.folder) / "a").read_text() == "1"
+
+    run(tmp_path, test)
 
 
 def test_sessions_of_one_image_share_one_pull(tmp_path: Path, layout: str,
