@@ -52,6 +52,7 @@ class NodeImages:
         # what was ready once, and which file it was made of; both may have changed since
         self._known: dict[str, tuple[_Stamp, ReadyImage]] = {}
         self._locks: dict[str, int] = {}  # digest -> descriptor
+        self._remains: list[int] = []  # descriptors of images that cleaners have taken files of
         self._users: dict[str, set[int]] = {}  # digest -> sessions
         self._held: dict[int, ReadyImage] = {}  # session -> image that has a digest
         self._closed = False
@@ -84,7 +85,8 @@ class NodeImages:
             users.discard(session)
             if not users:
                 del self._users[held.digest]
-                os.close(self._locks.pop(held.digest))
+                if held.digest in self._locks:
+                    os.close(self._locks.pop(held.digest))
 
     def close(self) -> None:
         """See `ports.Images`."""
@@ -93,8 +95,9 @@ class NodeImages:
             pull.waiting.clear()
             pull.process.cancel()
         self._threads.shutdown(wait=True, cancel_futures=True)
-        for fd in self._locks.values():
+        for fd in (*self._locks.values(), *self._remains):
             os.close(fd)
+        self._remains.clear()
         self._locks.clear()
         self._users.clear()
         self._held.clear()
@@ -164,21 +167,29 @@ class NodeImages:
         text."""
         if not image.digest:
             return ""
-        if image.digest not in self._locks:
-            try:
-                self._store = self._store or NodeStore(self._settings.store)
+        try:
+            self._store = self._store or NodeStore(self._settings.store)
+            if image.digest in self._locks and not _is_there(image, self._store):
+                self._remains.append(self._locks.pop(image.digest))
+            if image.digest not in self._locks:
                 fd = self._store.hold(image.digest)
-            except ImageUnavailable as error:
-                return str(error)
-            if fd >= 0 and not os.path.isdir(image.folder):
-                os.close(fd)  # another process has removed the image, and one has pulled it again
-                fd = -1
-            if fd < 0:
-                return f"image: {name} was removed from the store while it was opened"
-            self._locks[image.digest] = fd
+                if fd >= 0 and not os.path.isdir(image.folder):
+                    os.close(fd)  # another process removed the image, and one pulled it again
+                    fd = -1
+                if fd < 0:
+                    return f"image: {name} was removed from the store while it was opened"
+                self._locks[image.digest] = fd
+        except ImageUnavailable as error:
+            return str(error)
         self._users.setdefault(image.digest, set()).add(session)
         self._held[session] = image
         return ""
+
+
+def _is_there(image: ReadyImage, store: NodeStore) -> bool:
+    """Returns whether an image is still as it was when it was ready: a cleaner may have taken files
+    of it, after which another process may have unpacked it anew."""
+    return os.path.isdir(image.folder) and store.is_whole(image.digest)
 
 
 def _answer(process: PullProcess, image: str, settings: PullSettings,

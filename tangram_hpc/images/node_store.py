@@ -4,7 +4,10 @@
 layers/HEX/tree, notes.json     an unpacked layer, by the digest of its uncompressed tar
 layers/HEX/implied.json         a field of its notes that earlier releases, which may share the
                                 store, do not know
-images/HEX/root, image.json     an image, by its digest; `used` has the time of its last use
+images/HEX/whole-*, image.json  an image, by its digest; `used` has the time of its last use
+images/HEX/root-*               the root file system of an image that an earlier release unpacked
+layers/HEX/witness              is there for as long as no cleaner has taken files of the layer, and
+images/HEX/witness              of the image: see below
 names/HEX.json                  which digest a name had when it was pulled
 locks/HEX                       makes sure that one process at a time pulls one image
 drafts/RANDOM                   what is being made; locked by its maker
@@ -17,6 +20,12 @@ Everything appears by one rename, so that no reader sees half of it. Whoever use
 shared lock on its folder, and whoever removes it needs an exclusive one. The kernel gives locks up
 when their process ends, so a process that is killed blocks nothing, and its drafts are removed by
 the next one.
+
+Sites have cleaners, which remove files that are old or were not read for some time. The files of an
+image have the times that they have in its archive, and many are never read, so a cleaner takes some
+of them and leaves others. Therefore each layer and image has a file that no cleaner spares if it
+takes any other one: the witness is made before all others, its times of change and of use are 0,
+and it is never opened. Without its witness a layer or an image counts as removed.
 """
 
 from __future__ import annotations
@@ -44,6 +53,8 @@ from .unpack_layer import LayerNotes
 _LISTS = ("names", "diff_ids", "env")  # fields that are tuples, which JSON returns as lists
 _FOLDERS = ("layers", "images", "names", "locks", "drafts")
 _OWNED = ("layers", "images")
+_WITNESS = "witness"
+_WATCHED = "whole-"  # begins the names of root file systems that have a witness
 
 
 @dataclass(frozen=True)
@@ -122,16 +133,28 @@ class NodeStore:
         return str(self._image(image.digest) / image.root)
 
     def find(self, digest: str) -> StoredImage | None:
-        """Returns an image; None if it is not here."""
+        """Returns an image; None if it is not here, or a cleaner has taken files of it."""
         try:
             text = (self._image(digest) / "image.json").read_text()
-            return StoredImage.of_record(json.loads(text))
+            return StoredImage.of_record(json.loads(text)) if self.is_whole(digest) else None
         except (FileNotFoundError, NotADirectoryError):
             return None
 
+    def is_whole(self, digest: str) -> bool:
+        """Returns whether an image is here, and no cleaner has taken files of it, as far as can be
+        told: the images of earlier releases have no witness.
+
+        Raises:
+            ImageUnavailable: the store cannot be read.
+        """
+        folder = self._image(digest)
+        with self._naming_store():
+            return (folder / _WITNESS).exists() or any(folder.glob("root-*"))
+
     def hold(self, digest: str) -> int:
         """Locks an image for use, and notes the time; returns the descriptor to close afterwards.
-        Returns -1 if the image is not here or is just being removed.
+        Returns -1 if the image is not here or is just being removed, or if a cleaner has taken
+        files of it.
 
         Raises:
             ImageUnavailable: it cannot be opened or locked.
@@ -142,7 +165,8 @@ class NodeStore:
                 fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 undo.callback(os.close, fd)
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                if not os.path.samestat(os.fstat(fd), os.stat(folder)):
+                same = os.path.samestat(os.fstat(fd), os.stat(folder))
+                if not (same and self.is_whole(digest)):
                     return -1
             except (BlockingIOError, FileNotFoundError):
                 return -1
@@ -159,7 +183,8 @@ class NodeStore:
             fill: makes its root file system in the folder that it is given, which exists.
         """
         with self.draft() as draft:
-            root = draft / f"root-{secrets.token_hex(4)}"
+            _bear_witness(draft)
+            root = draft / f"{_WATCHED}{secrets.token_hex(4)}"
             root.mkdir(mode=0o755)
             os.chmod(root, 0o755)
             fill(str(root))
@@ -203,7 +228,11 @@ class NodeStore:
     # ---- layers ----
 
     def layer(self, diff_id: str) -> UnpackedLayer | None:
-        """Returns an unpacked layer; None if it is not here."""
+        """Returns an unpacked layer; None if it is not here, or a cleaner has taken files of it. It
+        is unpacked anew if an earlier release unpacked it, which made no witness."""
+        return self._layer_found(diff_id) if (self._layer(diff_id) / _WITNESS).exists() else None
+
+    def _layer_found(self, diff_id: str) -> UnpackedLayer | None:
         folder = self._layer(diff_id)
         try:
             notes = LayerNotes.from_json((folder / "notes.json").read_text())
@@ -214,19 +243,24 @@ class NodeStore:
         return UnpackedLayer(str(folder / "tree"), notes)
 
     def add_layer(self, diff_id: str, fill: Callable[[str], LayerNotes]) -> UnpackedLayer:
-        """Adds a layer; `fill` unpacks it into the folder that it is given, which is empty."""
+        """Adds a layer; `fill` unpacks it into the folder that it is given, which is empty. What
+        is left of a layer that is not whole gives way."""
         with self.draft() as draft:
+            _bear_witness(draft)
             (draft / "tree").mkdir(mode=0o755)
             notes = fill(str(draft / "tree"))
             replace_file(draft / "implied.json", json.dumps(notes.implied))
             replace_file(draft / "notes.json", replace(notes, implied=[]).to_json())
+            if self.layer(diff_id) is None:
+                self._make_draft(self._layer(diff_id))
             self._publish(draft, self._layer(diff_id))
         return UnpackedLayer(str(self._layer(diff_id) / "tree"), notes)
 
     def layer_sizes(self) -> dict[str, int]:
         """Returns the bytes of each layer."""
-        layers = {diff_id: self.layer(diff_id) for diff_id in self._digests("layers")}
-        return {diff_id: layer.notes.size for diff_id, layer in layers.items() if layer is not None}
+        layers = {diff_id: self._layer_found(diff_id) for diff_id in self._digests("layers")}
+        return {diff_id: layer.notes.size if layer is not None else 0
+                for diff_id, layer in layers.items()}
 
     def prune_layers(self) -> int:
         """Removes the layers that no image has, unless a pull is under way; returns their bytes.
@@ -324,7 +358,11 @@ class NodeStore:
             scratch.remove(str(draft))
 
     def sweep_drafts(self) -> int:
-        """Removes the drafts of processes that are dead; returns how many."""
+        """Removes the drafts of processes that are dead, and what cleaners have left of images;
+        returns how many."""
+        for digest in self._digests("images"):
+            if not self.is_whole(digest):
+                self._make_draft(self._image(digest))
         count = 0
         for draft in (self.folder / "drafts").iterdir():
             try:
@@ -365,6 +403,12 @@ class NodeStore:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
+
+    def _make_draft(self, folder: Path) -> None:
+        """Makes a draft of what is left of a layer or an image, if there is anything. It is removed
+        when no session uses it."""
+        with contextlib.suppress(OSError):  # another process has done it, or the store is read-only
+            os.rename(folder, self.folder / "drafts" / secrets.token_hex(16))
 
     def _drop(self, folder: Path) -> bool:
         """Removes an image or a layer; returns False if it is in use. Its folder becomes a draft
@@ -429,3 +473,8 @@ class NodeStore:
             raise
         except OSError as error:
             raise ImageUnavailable(f"image_store {self.folder}: {error.strerror}") from None
+
+
+def _bear_witness(draft: Path) -> None:
+    (draft / _WITNESS).write_text("Where this file is missing, so may others be.\n")
+    os.utime(draft / _WITNESS, ns=(0, 0))

@@ -90,6 +90,32 @@ def layout(tmp_path: Path, request: pytest.FixtureRequest) -> str:
     return str(skopeo_folder(tmp_path / "folder", image))
 
 
+@pytest.mark.parametrize("rule", [["-mtime", "+30"], ["-name", "*"]])
+def test_a_session_after_a_cleaner_has_the_whole_image(tmp_path: Path, rule: list[str]) -> None:
+    """A cleaner takes old files of an image that a session of this worker uses."""
+    layout = str(MadeImage([tar_of(entry("a", "1", mtime=1))]).layout(tmp_path / "layout"))
+
+    async def test(images: NodeImages) -> None:
+        said: Said = []
+        want(images, said, 1, layout)
+        await until(lambda: len(said) == 1)
+        subprocess.run(["find", tmp_path / "store", "-type", "f", *rule, "-delete"], check=True)
+        for session in (2, 3):
+            want(images, said, session, layout)
+        await until(lambda: len(said) == 3)
+        first, second = said[0][0], said[1][0]
+        assert first is not None and second is not None and said[2] == (second, "", False)
+        assert second.digest == first.digest and second.folder != first.folder
+        assert (Path(second.folder) / "a").read_text() == "1"
+        store = NodeStore(tmp_path / "store")
+        for session in (1, 2, 3):
+            assert store.in_use(first.digest)
+            images.release(session)
+        assert not store.in_use(first.digest)
+
+    run(tmp_path, test)
+
+
 def test_an_image_that_was_removed_and_pulled_by_another_process_is_found_anew(
         tmp_path: Path, layout: str) -> None:
     settings = PullSettings(str(tmp_path / "store"))

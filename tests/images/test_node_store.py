@@ -262,3 +262,64 @@ def test_the_first_pin_of_a_name_holds(tmp_path: Path) -> None:
     for path in (share.folder / "names").iterdir():
         path.write_text('{"digest": "../../etc"}')
     assert share.digest_of_name("app") == ""
+
+
+OLD = 30 * 86400
+
+
+def by(stamp: str) -> list[str]:
+    return ["-type", "f", f"-{stamp}", "+30", "-delete"]
+
+
+@pytest.mark.parametrize("rule", [by("mtime"), by("atime"), ["-depth", "-type", "f", "-delete"],
+                                  ["-depth", "-mindepth", "1", "-delete"]])
+def test_an_image_of_which_a_cleaner_took_files_is_unpacked_anew(
+        tmp_path: Path, rule: list[str]) -> None:
+    """Files of an image have the times of its archive, and many are never read."""
+    folder, settings = tmp_path / "store", PullSettings(str(tmp_path / "store"))
+    image = MadeImage([tar_of(entry("base", "x", mtime=OLD)), tar_of(entry("own", "y"))])
+    layout = str(image.layout(tmp_path / "layout"))
+    first = pull(layout, settings, {})
+    assert pull(layout, settings, {}) == first
+    held = NodeStore(folder).hold(first.digest)
+    subprocess.run(["find", folder, *rule], check=True)
+    assert not (Path(first.folder) / "base").exists()
+    store = NodeStore(folder)
+    assert store.find(first.digest) is None and store.hold(first.digest) == -1
+    again = pull(layout, settings, {})
+    assert again.digest == first.digest
+    assert (Path(again.folder) / "base").read_text() == "x"
+    assert (Path(again.folder) / "own").read_text() == "y"
+    os.close(held)
+    for left in (folder / "drafts").iterdir():
+        os.utime(left, (0, 0))
+    store.sweep_drafts()
+    assert not list((folder / "drafts").iterdir()) and store.images() == [again.image]
+    assert store.remove(again.digest)
+    store.prune_layers()
+    assert not list((folder / "layers").iterdir())
+
+
+def test_a_layer_of_which_a_cleaner_took_files_is_unpacked_anew_for_another_image(
+        tmp_path: Path) -> None:
+    base = tar_of(entry("base", "x", mtime=OLD))
+    settings = PullSettings(str(tmp_path / "store"))
+    first = pull(str(MadeImage([base]).layout(tmp_path / "one")), settings, {})
+    subprocess.run(["find", tmp_path / "store/layers", *by("mtime")], check=True)
+    other = MadeImage([base, tar_of(entry("own", "y"))]).layout(tmp_path / "two")
+    assert (Path(pull(str(other), settings, {}).folder) / "base").read_text() == "x"
+    assert (Path(first.folder) / "base").read_text() == "x"
+
+
+def test_an_image_that_an_earlier_release_unpacked_is_used(tmp_path: Path) -> None:
+    store, (digest,) = filled(tmp_path, 1)
+    found = store.find(digest)
+    assert found is not None
+    folder = Path(store.root_of(found)).parent
+    (folder / "witness").unlink()
+    (folder / found.root).rename(folder / "root-0a1b2c3d")
+    record = json.loads((folder / "image.json").read_text())
+    (folder / "image.json").write_text(json.dumps(record | {"root": "root-0a1b2c3d"}))
+    store.sweep_drafts()
+    assert store.find(digest) is not None
+    os.close(store.hold(digest))

@@ -226,7 +226,7 @@ def test_a_hard_link_keeps_the_file_that_its_layer_then_replaces(tmp_path: Path)
                                   "replaced": "2", "same": "1", "was": "1"}
     root = Path(found.folder)
     assert (root / "again").samefile(root / "kept") and (root / "was").samefile(root / "same")
-    assert sorted(os.listdir(root.parent)) == ["image.json", root.name, "used"]
+    assert sorted(os.listdir(root.parent)) == ["image.json", "used", root.name, "witness"]
 
 
 def test_directories_have_the_times_of_their_entries(tmp_path: Path) -> None:
