@@ -425,6 +425,12 @@ class NodeStore:
                 return False
             except FileNotFoundError:  # another process has removed it
                 return True
+            except OSError as error:
+                if error.errno not in scratch.FULL:
+                    raise
+                draft = folder  # some file systems cannot rename when a quota is used up
+                for record in (_WITNESS, "image.json", "notes.json"):  # nobody finds it any more
+                    (folder / record).unlink(missing_ok=True)
             scratch.remove(str(draft))
         return True
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import InvalidInput
+from ..sandbox.files import scratch
 from .access import NAME as ACCESS
 from .access import may_serve
 from .folder_lock import FileLock, last_sign
@@ -175,7 +176,12 @@ def remove_job_folder(folder: Path) -> bool:
             return False
         going = folder.with_name(f"{_GOING}{folder.name}")
         shutil.rmtree(going, ignore_errors=True)  # what a removal that was cut off has left
-        folder.rename(going)
+        try:
+            folder.rename(going)
+        except OSError as error:
+            if error.errno not in scratch.FULL:
+                raise
+            going = folder  # some file systems cannot rename when a quota is used up
         shutil.rmtree(going, ignore_errors=True)
         if going.exists():
             raise OSError(errno.EACCES, f"a part of it stays in {going}")

@@ -21,6 +21,7 @@ from ..user_namespace import NoRange, UserMap
 from . import modes, small_copy
 
 COPY = ("cp", "-a", "--reflink=auto", "--sparse=always")
+FULL = (errno.ENOSPC, errno.EDQUOT)  # what takes room cannot be done; removing files can
 _TOLD = 300  # characters of cp's reason that are told
 
 
@@ -31,8 +32,7 @@ class Uncopied(Exception):
 def why_not(error: OSError) -> str:
     """Says why a scratch directory could not be made or written."""
     text = error.strerror or str(error)
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return f"{text} in the node's scratch folder" if full else text
+    return f"{text} in the node's scratch folder" if error.errno in FULL else text
 
 
 def new_name() -> str:
@@ -253,7 +253,7 @@ def remove_tree(name: str, folder: int) -> None:
     """
     fresh = f".{os.urandom(8).hex()}"
     # it is refused where nothing may be removed, before the mode of anything is changed
-    os.rename(name, fresh, src_dir_fd=folder, dst_dir_fd=folder)
+    _rename(name, folder, fresh, folder)
     try:
         with suppress(OSError):  # what cannot be removed says so below
             _strip(fresh, folder)
@@ -306,5 +306,26 @@ def _drop(entry: str, here: int, top: int, fresh: Iterator[str]) -> list[str]:
         return []
     modes.change(entry, 0o700, here)  # its owner may have closed it
     name = next(fresh)
-    os.rename(entry, name, src_dir_fd=here, dst_dir_fd=top)
+    _rename(entry, here, name, top)
     return [name]
+
+
+def _rename(entry: str, here: int, name: str, there: int) -> None:
+    """Renames a directory that is to be removed. Some file systems (btrfs) refuse this when
+    a quota is used up; the files in the directory are then removed first, which makes room."""
+    try:
+        os.rename(entry, name, src_dir_fd=here, dst_dir_fd=there)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        _remove_files(entry, here)
+        os.rename(entry, name, src_dir_fd=here, dst_dir_fd=there)
+
+
+def _remove_files(entry: str, here: int) -> None:
+    """Removes the files in and below a directory where they are, as far as that can be done."""
+    with suppress(OSError, RecursionError):  # it is deeper than Python or open files allow
+        for _, _, names, folder in os.fwalk(entry, dir_fd=here):
+            for name in names:
+                with suppress(OSError):
+                    os.unlink(name, dir_fd=folder)
