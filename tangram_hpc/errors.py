@@ -12,6 +12,10 @@ import errno
 from pathlib import Path
 from typing import Any
 
+# What the system answers where a disk is full or a quota is used up: what takes room cannot be
+# done, but files can be removed.
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
 
 class TangramError(Exception):
     """The base class of every error that this package raises on purpose.

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import errno
 
-from ..errors import InvalidInput, TangramError
+from ..errors import DISK_FULL, InvalidInput, TangramError
 
-_NOT_NOW = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE,
-                      errno.ENOMEM, errno.EROFS, errno.ESTALE, errno.EACCES,
-                      errno.EFBIG, errno.EAGAIN,  # the latter: no process can be started
-                      # of a network file system whose server is away or has shut this node out
-                      errno.ESHUTDOWN, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN,
-                      errno.EHOSTUNREACH, errno.EREMOTEIO, errno.ENOLCK})
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NOT_NOW = DISK_FULL | {errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EROFS,
+                        errno.ESTALE, errno.EACCES, errno.EFBIG,
+                        errno.EAGAIN,  # no process can be started
+                        # of a network file system whose server is away or has shut this node out
+                        errno.ESHUTDOWN, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN,
+                        errno.EHOSTUNREACH, errno.EREMOTEIO, errno.ENOLCK}
 MAKE_ROOM = ("make room in the store of images (`image_store`, or the worker's scratch folder) and "
              "in the job's folder")
 
@@ -40,6 +39,6 @@ class RegistryUnavailable(ImageUnavailable):
 
 def of_os_error(what: str, error: OSError) -> TangramError:
     """Returns the error to raise for a failed system call; `what` names the entry or the file."""
-    remedy = f"; {MAKE_ROOM}" if error.errno in _FULL else ""
+    remedy = f"; {MAKE_ROOM}" if error.errno in DISK_FULL else ""
     text = f"image: {what}: {error.strerror or error}{remedy}"
     return ImageUnavailable(text) if error.errno in _NOT_NOW else ImageRefused(text)

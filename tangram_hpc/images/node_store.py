@@ -44,6 +44,7 @@ from pathlib import Path
 from typing import Any
 
 from ..atomic_file import replace_file
+from ..errors import DISK_FULL
 from ..sandbox.files import scratch
 from . import owner_namespace
 from .image_errors import ImageUnavailable
@@ -426,7 +427,7 @@ class NodeStore:
             except FileNotFoundError:  # another process has removed it
                 return True
             except OSError as error:
-                if error.errno not in scratch.FULL:
+                if error.errno not in DISK_FULL:
                     raise
                 draft = folder  # some file systems cannot rename when a quota is used up
                 for record in (_WITNESS, "image.json", "notes.json"):  # nobody finds it any more

@@ -17,8 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import InvalidInput
-from ..sandbox.files import scratch
+from ..errors import DISK_FULL, InvalidInput
 from .access import NAME as ACCESS
 from .access import may_serve
 from .folder_lock import FileLock, last_sign
@@ -179,7 +178,7 @@ def remove_job_folder(folder: Path) -> bool:
         try:
             folder.rename(going)
         except OSError as error:
-            if error.errno not in scratch.FULL:
+            if error.errno not in DISK_FULL:
                 raise
             going = folder  # some file systems cannot rename when a quota is used up
         shutil.rmtree(going, ignore_errors=True)

@@ -8,20 +8,19 @@ in its image. Nothing may run in a directory while it is changed here.
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 
+from ...errors import DISK_FULL
 from .. import user_namespace
 from ..run_program import run_program
 from ..user_namespace import NoRange, UserMap
 from . import modes, small_copy
 
 COPY = ("cp", "-a", "--reflink=auto", "--sparse=always")
-FULL = (errno.ENOSPC, errno.EDQUOT)  # what takes room cannot be done; removing files can
 _TOLD = 300  # characters of cp's reason that are told
 
 
@@ -32,7 +31,7 @@ class Uncopied(Exception):
 def why_not(error: OSError) -> str:
     """Says why a scratch directory could not be made or written."""
     text = error.strerror or str(error)
-    return f"{text} in the node's scratch folder" if error.errno in FULL else text
+    return f"{text} in the node's scratch folder" if error.errno in DISK_FULL else text
 
 
 def new_name() -> str:
@@ -316,7 +315,7 @@ def _rename(entry: str, here: int, name: str, there: int) -> None:
     try:
         os.rename(entry, name, src_dir_fd=here, dst_dir_fd=there)
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in DISK_FULL:
             raise
         _remove_files(entry, here)
         os.rename(entry, name, src_dir_fd=here, dst_dir_fd=there)

@@ -8,16 +8,15 @@ worker up to half a second on ext4.
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 
+from ...errors import DISK_FULL
 from . import hosts
 
 _ETC = "/etc/"
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _OF_MANY_LINKS = frozenset({"/etc/alternatives", "/etc/ssl/certs", "/etc/pki/ca-trust"})
 
 
@@ -60,7 +59,7 @@ def _copy(path: str, target: str) -> None:
 def _check_room(why: str) -> None:
     """Raises an error if a copy failed because the disk is full: a file that was cut off must not
     be shown as the node's."""
-    for code in _FULL:
+    for code in DISK_FULL:
         if f"[Errno {code}]" in why:
             raise OSError(code, os.strerror(code))
 

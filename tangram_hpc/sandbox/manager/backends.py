@@ -8,7 +8,6 @@ would be root among the machine's files, with nothing but Landlock to confine it
 
 from __future__ import annotations
 
-import errno
 import os
 import tempfile
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 
 from ...domain.isolation import choose_isolation, lacks_image, preferred, takes_images
 from ...domain.session import OPEN, SessionSpec
-from ...errors import InvalidInput
+from ...errors import DISK_FULL, InvalidInput
 from ...protocol.process_frames import SandboxSpec
 from ..isolation import landlock, seccomp, visible_paths
 from ..isolation.container_runtimes import RUNTIMES, missing
@@ -83,7 +82,7 @@ def _check_room(scratch: str) -> None:
                 with open(os.path.join(place, str(number)), "wb") as file:
                     file.write(bytes(4096))
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in DISK_FULL:
             raise InvalidInput(f"scratch: no sandbox can be tried in {scratch or 'TMPDIR'} "
                                f"({error.strerror}); make room there, or set `scratch` to another "
                                "node-local folder") from None
