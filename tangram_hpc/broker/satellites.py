@@ -83,7 +83,7 @@ class Satellites:
     """Carries out one broker's orders about allocations and turns Slurm's answers into events.
 
     Attributes:
-        reasons: for each request that waits, Slurm's reason.
+        reasons: for each request that waits, Slurm's reason, or its state if it gives none.
         troubles: why the last call to Slurm failed; empty if it did not.
         cancelling: whether the satellites that still waited when the broker ended are being
             cancelled.
@@ -285,8 +285,8 @@ class Satellites:
         now, alloc = self._now(), entry.alloc
         if row is None or row.over:
             return self._learn_end(entry, row)
-        if row.waits:
-            self.reasons[alloc] = row.reason
+        if row.waits or row.prepares:
+            self.reasons[alloc] = row.reason or row.state
             if entry.state is AllocState.PENDING and _HOPELESS.search(row.reason):
                 assert entry.shape is not None
                 until = backoff_until(self._ledger, entry.shape.name, now)

@@ -99,6 +99,14 @@ class JobView(msgspec.Struct, frozen=True):
         """Whether it holds nodes."""
         return not self.waits and not self.over
 
+    @property
+    def prepares(self) -> bool:
+        """Whether it holds nodes but has not begun on them: they still boot, as where the site
+        turns idle nodes off, or the site's prolog still runs. While nodes boot, the start time is
+        that of the grant; Slurm replaces it when they are ready.
+        """
+        return self.state == "CONFIGURING" or (self.state == "RUNNING" and self.reason == "Prolog")
+
 
 class JobSpan(msgspec.Struct, frozen=True):
     """A time in which a job, or a component of one, held nodes, as Slurm's accounting has it.

@@ -265,6 +265,27 @@ def test_a_satellites_start_time_is_slurms_and_queries_then_stop() -> None:
     assert len(rig.slurm.queried) == 1, "no allocation is undecided"
 
 
+@pytest.mark.parametrize(("state", "reason", "shown"), [
+    ("CONFIGURING", "", "CONFIGURING"), ("RUNNING", "Prolog", "Prolog")])
+def test_a_satellite_whose_nodes_boot_still_waits_and_starts_when_they_are_ready(
+        state: str, reason: str, shown: str) -> None:
+    """Where a site turns idle nodes off, they boot for minutes: longer than a running satellite
+    may be without a worker."""
+    rig = Rig()
+    alloc = rig.asked()
+    rig.slurm.submitted[0][1](64)
+    for k in range(8):
+        rig.watch(POLICY.join_ns / S)
+        rig.slurm.queried[k][2]((view(64, state, reason=reason, start_ns=rig.now - 200 * S),))
+        assert rig.state(alloc) is AllocState.PENDING and rig.sat.reasons[alloc] == shown
+    rig.watch(POLICY.join_ns / S)
+    rig.slurm.queried[8][2]((view(64, "RUNNING", start_ns=rig.now - 3 * S),))
+    entry = rig.allocs.entries[alloc]
+    assert (entry.state, entry.held_at, entry.since) == (
+        AllocState.RUNNING, rig.now, rig.now - 3 * S)
+    assert alloc not in rig.sat.reasons and not rig.allocs.rejected and not rig.slurm.cancelled
+
+
 def test_a_released_satellite_ends_by_itself_or_is_cancelled_after_a_while() -> None:
     rig = Rig()
     alloc = rig.asked()
