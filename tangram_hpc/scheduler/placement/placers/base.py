@@ -202,6 +202,8 @@ def block_sizes(view: Snapshot, shape: ActionShape) -> tuple[int, ...]:
 
 def start_unitless(view: Snapshot, placement: Placement) -> None:
     """Starts actions that hold no CPU, in order, where their memory and GPUs are free."""
+    if not view.ledger.ready.waits(NOTHING):
+        return
     walk, finder = view.ledger.ready.walk(NOTHING, view.turns(NOTHING)), Finder(view)
     while (head := walk.head()) is not None:
         action, shape = head

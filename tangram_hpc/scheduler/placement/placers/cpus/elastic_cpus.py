@@ -137,7 +137,9 @@ class ElasticCpus:
 
     def _divide(self, view: Snapshot, placement: Placement, node: NodeView, kept: _Node) -> None:
         queues = _queues(view, node)
-        if view.ledger.nodes[node.node].wide or any(q.shape.degrees[-1] > 1 for q in queues):
+        divides = (view.ledger.nodes[node.node].wide > 0
+                   or any(q.shape.degrees[-1] > 1 for q in queues))
+        if divides:
             holders, lefts, soonest = self._holders(view, node, kept)
         else:  # there is nothing to divide, and what is left of the work decides nothing
             holders, lefts, soonest = [], 0, 0
@@ -156,12 +158,11 @@ class ElasticCpus:
                           turns=drawn, backlog=backlog)
         choice = Choice(view, placement, node, waiting, room, started, parts, kept.lent, kept.done)
         kept.keeps_gpus = choice.keeps_gpus
-        sizes_of = _StartSizes(view, node, queues, turns, parts, room)
-        cost = counted_cost(view.ledger.nodes[node.node].resize_ns)
-        takes_at = _takes_at(view, cost, choice.chosen)
-        leases, candidates = self._competing(view, holders, lefts, choice.chosen, sizes_of, cost)
-        sizes, starts = divide_with_cost(node.free_cpus, cost, takes_at > view.now_ns, leases,
-                                         candidates, turns)
+        if divides:
+            sizes_of = _StartSizes(view, node, queues, turns, parts, room)
+            sizes, starts, again = self._sizes(view, node, holders, lefts, choice, sizes_of, turns)
+        else:  # each has one size, and no more were chosen than there are CPUs
+            sizes, starts, again = [], [(action.id, 1) for action, *_ in choice.chosen], ()
         shapes = {action.id: shape for action, shape, _, _ in choice.chosen}
         _carry_out(view, placement, node, kept, sizes, [(a, shapes.pop(a), n) for a, n in starts],
                    turns)
@@ -171,9 +172,26 @@ class ElasticCpus:
         due = 0  # when tenants are compared again
         if turns is not None and (turns.contended or (parts is not None and parts.held_back)):
             due = view.now_ns + BALANCE_NS * -(-len(view.nodes) // BALANCE_NODES)
-        for at in (sizes_of.changes_at, takes_at if shapes else 0, due):
+        for at in (*again, due):
             if at > view.now_ns:
                 kept.look_at = min(kept.look_at or at, at)
+
+    def _sizes(self, view: Snapshot, node: NodeView, holders: list[_Holder], lefts: int,
+               choice: Choice, sizes_of: _StartSizes, turns: TenantTurns | None,
+               ) -> tuple[list[tuple[int, int]], list[tuple[int, int]], tuple[int, ...]]:
+        """Divides a node's CPUs among its leases and what was chosen to start.
+
+        Returns:
+            (lease, CPUs) of the leases that change; (action, CPUs) of the actions that start; and
+            when the node must be looked at again, in epoch ns (0 or past: it need not be).
+        """
+        cost = counted_cost(view.ledger.nodes[node.node].resize_ns)
+        takes_at = _takes_at(view, cost, choice.chosen)
+        leases, candidates = self._competing(view, holders, lefts, choice.chosen, sizes_of, cost)
+        sizes, starts = divide_with_cost(node.free_cpus, cost, takes_at > view.now_ns, leases,
+                                         candidates, turns)
+        left = len(starts) < len(choice.chosen)
+        return sizes, starts, (sizes_of.changes_at, takes_at if left else 0)
 
     def _competing(self, view: Snapshot, holders: list[_Holder], lefts: int, chosen: list[Chosen],
                    sizes_of: _StartSizes, cost: int,

@@ -75,7 +75,7 @@ class Choice:
         self._view, self._placement, self._node, self._waiting = view, placement, node, waiting
         self._room, self._parts, self._lent, self._done = room, parts, lent, done
         self._mem, self._gpus, self._mem_kept = node.free_mem_mib, node.free_gpus, False
-        self._soon: list[tuple[int, int]] = []  # expected end and units of what was chosen
+        self._units: list[tuple[Action, int]] = []  # what was chosen, and the units it starts on
         self._lent_until = 0  # until when the units of `aside` are lent
         self.chosen: list[Chosen] = []
         self.aside: list[int] = []
@@ -140,7 +140,7 @@ class Choice:
         owed = waiting.several and waiting.is_first()
         self._take(head, from_one(head.shape.degrees)[0])
         self._room -= least
-        self._soon.append((self._end(action, least), least))
+        self._units.append((action, least))
         self.chosen.append(Chosen(action, head.shape, overdue or owed, most))
 
     def _choose_wide(self, head: Next, action: Action, least: int) -> None:
@@ -157,7 +157,7 @@ class Choice:
         self._take(head, from_one(head.shape.degrees)[0])
         self._lent_until = until
         # what running actions would give up is left to them until the wide action starts
-        self._room = self._node.free_cpus - sum(units for _, units in self._soon)
+        self._room = self._node.free_cpus - sum(units for _, units in self._units)
 
     def _until(self, action: Action, least: int) -> int:
         """Returns when the actions must end that are lent what gathers for an action; epoch ns."""
@@ -169,8 +169,8 @@ class Choice:
                  1 if gives_back(view, lease) else lease.units)
                 for lease in cpu_leases(view, self._node) if lease.units]
         entries = view.ledger.actions
-        until = lent_until(before, entries[action.id].submitted_at, least - self._room,
-                           ends + self._soon, now)
+        ends += [(self._end(chosen, units), units) for chosen, units in self._units]
+        until = lent_until(before, entries[action.id].submitted_at, least - self._room, ends, now)
         if until > now:
             for gone in [a for a in lent if a not in entries or entries[a].lease
                          or entries[a].ended_lease]:
