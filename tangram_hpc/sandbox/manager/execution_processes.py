@@ -546,7 +546,7 @@ class ForkServerClient:
             process.hang_up()
             process.kill()
             return False
-        return True
+        return len(data) == RECEIVE  # a shorter read has emptied the socket
 
     def close(self) -> None:
         """Ends the fork server and with it every process; returns when they are gone."""
