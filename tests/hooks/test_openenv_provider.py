@@ -102,6 +102,18 @@ def test_a_provider_that_is_forgotten_leaves_no_session(cluster: LocalCluster) -
     assert eventually(lambda: sessions_open(cluster) == 0)
 
 
+def test_a_provider_is_closed_by_its_method_and_by_its_with_block(cluster: LocalCluster) -> None:
+    """OpenEnv 0.10 has both in its `ContainerProvider`, for callers that know no more of it."""
+    with SessionContainerProvider(command()) as provider:
+        provider.wait_for_ready(provider.start_container(), LIMIT_S)
+        assert sessions_open(cluster) == 1
+    assert provider.session is None and eventually(lambda: sessions_open(cluster) == 0)
+    provider.start_container()
+    provider.close()
+    provider.close()
+    assert provider.session is None and eventually(lambda: sessions_open(cluster) == 0)
+
+
 def test_files_and_variables_of_a_session_are_those_of_the_server(cluster: LocalCluster) -> None:
     provider = SessionContainerProvider(f"exec python3 server.py {PORT} {LIMIT_S}",
                                         files={"server.py": SERVER},
