@@ -34,6 +34,7 @@ from .harness.session_options import session_options
 from .tool_answers import file_error_text
 
 _RETRIES_S = (60, 30)  # the longest times of a second and a third try after a time-out
+_OUTPUT_MOST = 64 << 20  # bytes of a stream that can be kept: the setting output_bound, by default
 _NOT_STARTED = (126, 127)
 
 
@@ -106,12 +107,18 @@ class TangramSandbox(SandboxEnvironment):
                    env: dict[str, str] | None = None, user: str | None = None,
                    timeout: int | None = None, timeout_retry: bool = True, concurrency: bool = True
                    ) -> ExecResult[str]:
-        """Runs a command; see `SandboxEnvironment.exec`. Of long output the end is kept."""
+        """Runs a command; see `SandboxEnvironment.exec`. Of long output the end is kept.
+
+        Raises:
+            OutputLimitExceededError: Inspect allows more output than can be kept, as it does to
+                read the requests of an agent in the sandbox, and the command wrote more than that.
+        """
         if why := why_unsendable(*cmd, input):
             raise ToolError(f"the command cannot be run: {why}")
+        allowed = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
         options: dict[str, Any] = {
             "cwd": cwd or "", "env": env, "stdin": input or b"", "keep": "tail",
-            "output_max": SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE}
+            "output_max": min(allowed, _OUTPUT_MOST)}
         if user is not None:
             if not self.session.spec.image:
                 raise SandboxUserUnsupportedError(
@@ -123,6 +130,8 @@ class TangramSandbox(SandboxEnvironment):
         for limit in tries:
             result = await self.session.exec(cmd, timeout=limit, **options)
             if result.state is not tangram_hpc.ActionState.TIMEOUT:
+                if allowed > _OUTPUT_MOST and any(result.cut):  # half a request would not be read
+                    raise OutputLimitExceededError(f"{_OUTPUT_MOST >> 20} MiB", None)
                 return _told(result)
         raise TimeoutError(f"{cmd[0]}: it ran longer than {tries[-1]} s")
 

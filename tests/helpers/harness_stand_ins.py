@@ -11,7 +11,7 @@ import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -117,7 +117,9 @@ def nemo_gym_stood_in() -> Iterator[types.ModuleType]:
 @contextmanager
 def inspect_stood_in() -> Iterator[types.ModuleType]:
     """Yields the sandbox's module, imported over names without behaviour."""
-    kinds = {name: type(name, (), {}) for name in ("ExecResult", "SandboxEnvironment")}
+    kinds: dict[str, type] = {
+        "SandboxEnvironment": type("SandboxEnvironment", (), {}),
+        "ExecResult": make_dataclass("ExecResult", ("success", "returncode", "stdout", "stderr"))}
     kinds["SandboxEnvironmentLimits"] = type("SandboxEnvironmentLimits", (), {
         "MAX_EXEC_OUTPUT_SIZE": 10 << 20, "MAX_READ_FILE_SIZE": 100 << 20})
     errors = {name: type(name, (Exception,), {}) for name in ("OutputLimitExceededError",

@@ -135,6 +135,21 @@ def test_a_path_that_cannot_be_read_is_told_to_the_policy(tmp_path: Path) -> Non
                 asyncio.run(sandbox.write_file("plain/x", ""))
 
 
+def test_an_agents_request_is_read_though_inspect_allows_more_than_can_be_kept(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inspect's bridge for agents in the sandbox reads their requests by `cat`, with a limit of
+    150 MiB. Cut text would be taken for a request that is still being written."""
+    with inspect_stood_in() as module, LocalCluster(cpus=1, home=tmp_path / "home") as client:
+        monkeypatch.setattr(module.SandboxEnvironmentLimits, "MAX_EXEC_OUTPUT_SIZE", 150 << 20)
+        with client.session(files={"request.json": "{}"}) as session:
+            sandbox = module.TangramSandbox(session)
+            told = asyncio.run(sandbox.exec(["cat", "--", "request.json"]))
+            assert (told.success, told.returncode, told.stdout, told.stderr) == (True, 0, "{}", "")
+            monkeypatch.setattr(module, "_OUTPUT_MOST", 2 << 20)
+            with pytest.raises(module.OutputLimitExceededError, match="2 MiB"):
+                asyncio.run(sandbox.exec(["head", "-c", str(3 << 20), "/dev/zero"]))
+
+
 def test_a_configuration_that_is_not_json_is_named(tmp_path: Path) -> None:
     config = tmp_path / "tangram-sandbox.yaml"
     config.write_text("mem: 1G\n")
