@@ -23,9 +23,9 @@ the next one.
 
 Sites have cleaners, which remove files that are old or were not read for some time. The files of an
 image have the times that they have in its archive, and many are never read, so a cleaner takes some
-of them and leaves others. Therefore each layer and image has a file that no cleaner spares if it
-takes any other one: the witness is made before all others, its times of change and of use are 0,
-and it is never opened. Without its witness a layer or an image counts as removed.
+of them and leaves others. Therefore each layer and image has a file that a cleaner which goes by
+the age of files takes first: the witness is made before all others, its times of change and of use
+are 0, and it is never opened or renamed. Without its witness a layer or an image counts as removed.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ _LISTS = ("names", "diff_ids", "env")  # fields that are tuples, which JSON retu
 _FOLDERS = ("layers", "images", "names", "locks", "drafts")
 _OWNED = ("layers", "images")
 _WITNESS = "witness"
+_FRESH = "fresh"  # in a draft: the folder that is published
 _WATCHED = "whole-"  # begins the names of root file systems that have a witness
 
 
@@ -395,8 +396,7 @@ class NodeStore:
         """Moves the content of a draft to its final place, unless another process has put the same
         content there first.
         """
-        fresh = draft / "fresh"
-        fresh.mkdir(mode=0o700)
+        fresh = draft / _FRESH
         for entry in [path for path in draft.iterdir() if path != fresh]:
             os.rename(entry, fresh / entry.name)
         try:
@@ -483,5 +483,9 @@ class NodeStore:
 
 
 def _bear_witness(draft: Path) -> None:
-    (draft / _WITNESS).write_text("whole")
-    os.utime(draft / _WITNESS, ns=(0, 0))
+    """Makes the witness of what a draft will become, in the folder that is published: to rename it
+    later would change its ctime, and it would be younger than the other files."""
+    witness = draft / _FRESH / _WITNESS
+    witness.parent.mkdir(mode=0o700)
+    witness.write_text("whole")
+    os.utime(witness, ns=(0, 0))

@@ -300,6 +300,18 @@ def test_an_image_of_which_a_cleaner_took_files_is_unpacked_anew(
     assert not list((folder / "layers").iterdir())
 
 
+def test_no_file_of_an_image_or_a_layer_is_older_than_its_witness_by_any_time(
+        tmp_path: Path) -> None:
+    layout = MadeImage([tar_of(entry("a/b", "x", mtime=1))]).layout(tmp_path / "layout")
+    pull(str(layout), PullSettings(str(tmp_path / "store")), {})
+    for witness in (tmp_path / "store").glob("*/*/witness"):
+        first = witness.stat()
+        others = [p.lstat() for p in witness.parent.rglob("*") if p.is_file() and p != witness]
+        assert len(others) > 2
+        for each in ("st_atime_ns", "st_mtime_ns", "st_ctime_ns"):
+            assert getattr(first, each) <= min(getattr(other, each) for other in others), each
+
+
 def test_a_layer_of_which_a_cleaner_took_files_is_unpacked_anew_for_another_image(
         tmp_path: Path) -> None:
     base = tar_of(entry("base", "x", mtime=OLD))
