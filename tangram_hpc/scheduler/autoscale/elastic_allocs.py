@@ -144,7 +144,7 @@ class ElasticAllocs:
                       and s.component == shape.component and (s.gpus > 0) == (shape.gpus > 0)
                       and not allocs.left_alone(s, now)]
             if entry.state is AllocState.PENDING and waits > policy.patience_ns and others:
-                why = f"it waited {waits // _S} s in Slurm's queue; another shape may start sooner"
+                why = f"it waited {waits // _S} s for its nodes; another shape may start sooner"
                 return [_released(ledger, entry, why, now)]
             if entry.state is not AllocState.RUNNING:
                 continue
