@@ -51,9 +51,10 @@ class NodeImages:
         self._pulls: dict[str, _Pull] = {}
         # what was ready once, and which file it was made of; both may have changed since
         self._known: dict[str, tuple[_Stamp, ReadyImage]] = {}
-        self._locks: dict[str, int] = {}  # digest -> descriptor
-        self._remains: list[int] = []  # descriptors of images that cleaners have taken files of
-        self._users: dict[str, set[int]] = {}  # digest -> sessions
+        # An image that was unpacked anew while sessions use what a cleaner has left of it has two
+        # folders for some time, with a lock and users each.
+        self._locks: dict[str, int] = {}  # folder -> descriptor
+        self._users: dict[str, set[int]] = {}  # folder -> sessions
         self._held: dict[int, ReadyImage] = {}  # session -> image that has a digest
         self._closed = False
 
@@ -81,12 +82,11 @@ class NodeImages:
                 pull.process.cancel()
         held = self._held.pop(session, None)
         if held is not None:
-            users = self._users[held.digest]
+            users = self._users[held.folder]
             users.discard(session)
             if not users:
-                del self._users[held.digest]
-                if held.digest in self._locks:
-                    os.close(self._locks.pop(held.digest))
+                del self._users[held.folder]
+                os.close(self._locks.pop(held.folder))
 
     def close(self) -> None:
         """See `ports.Images`."""
@@ -95,9 +95,8 @@ class NodeImages:
             pull.waiting.clear()
             pull.process.cancel()
         self._threads.shutdown(wait=True, cancel_futures=True)
-        for fd in (*self._locks.values(), *self._remains):
+        for fd in self._locks.values():
             os.close(fd)
-        self._remains.clear()
         self._locks.clear()
         self._users.clear()
         self._held.clear()
@@ -169,27 +168,22 @@ class NodeImages:
             return ""
         try:
             self._store = self._store or NodeStore(self._settings.store)
-            if image.digest in self._locks and not _is_there(image, self._store):
-                self._remains.append(self._locks.pop(image.digest))
-            if image.digest not in self._locks:
+            if image.folder in self._locks:  # a cleaner may have taken files of it
+                there = self._store.is_whole(image.digest) and os.path.isdir(image.folder)
+            else:
                 fd = self._store.hold(image.digest)
-                if fd >= 0 and not os.path.isdir(image.folder):
-                    os.close(fd)  # another process removed the image, and one pulled it again
-                    fd = -1
-                if fd < 0:
-                    return f"image: {name} was removed from the store while it was opened"
-                self._locks[image.digest] = fd
+                there = fd >= 0 and os.path.isdir(image.folder)  # or it was unpacked anew
+                if there:
+                    self._locks[image.folder] = fd
+                elif fd >= 0:
+                    os.close(fd)
         except ImageUnavailable as error:
             return str(error)
-        self._users.setdefault(image.digest, set()).add(session)
+        if not there:
+            return f"image: {name} was removed from the store while it was opened"
+        self._users.setdefault(image.folder, set()).add(session)
         self._held[session] = image
         return ""
-
-
-def _is_there(image: ReadyImage, store: NodeStore) -> bool:
-    """Returns whether an image is still as it was when it was ready: a cleaner may have taken files
-    of it, after which another process may have unpacked it anew."""
-    return os.path.isdir(image.folder) and store.is_whole(image.digest)
 
 
 def _answer(process: PullProcess, image: str, settings: PullSettings,

@@ -107,8 +107,18 @@ def test_a_session_after_a_cleaner_has_the_whole_image(tmp_path: Path, rule: lis
         assert first is not None and second is not None and said[2] == (second, "", False)
         assert second.digest == first.digest and second.folder != first.folder
         assert (Path(second.folder) / "a").read_text() == "1"
+        images.open(4, layout, lambda *got: said.append(got), 1)  # a fork of the first session
+        await until(lambda: len(said) == 4)
+        assert said[3] == (second, "", False)
         store = NodeStore(tmp_path / "store")
-        for session in (1, 2, 3):
+        drafts = tmp_path / "store" / "drafts"
+        for used in (1, 0):  # how many folders hold what the cleaner has left to a session
+            for left in drafts.iterdir():
+                os.utime(left, (0, 0))
+            store.sweep_drafts()
+            assert len(list(drafts.iterdir())) == used
+            images.release(1)
+        for session in (2, 3, 4):
             assert store.in_use(first.digest)
             images.release(session)
         assert not store.in_use(first.digest)
