@@ -303,7 +303,7 @@ class Client:
                 movable: bool = False, trajectory: str | int = "", shared: bool = False,
                 outlives: bool = False, ttl_s: float = 0, secrets: Secrets = (),
                 background_cpus: Cpus | None = None, writable: bool = True,
-                user: str | int = "", snapshot: str = "") -> Session:
+                user: str | int = "", snapshot: str = "", token: str = "") -> Session:
         """Opens a session, a stateful sandbox; returns at once. `with client.session() as s:` (or
         `async with`) waits for its admission.
 
@@ -347,6 +347,7 @@ class Client:
                 another one. docs/SANDBOXES.md says what it means.
             snapshot: the name of the snapshot with whose files it begins, as `Session.snapshot` or
                 `prepared` returned it. The session gets the snapshot's image; leave `image` out.
+            token: the close token of a shared session, 32 characters or more; drawn if empty.
 
         Returns:
             The session.
@@ -361,10 +362,9 @@ class Client:
         spec = session_spec(
             SessionSpec(0), mem=mem, disk=disk, backend=backend, image=image, network=network,
             trusted=trusted, background=background, idle_s=idle_s, grace_s=grace_s, name=name,
-            component=component, movable=movable, outlives=outlives, ttl_s=ttl_s,
-            secrets=secrets, background_cpus=background_cpus, writable=writable, user=user,
-            snapshot=snapshot)
-        return open_session(self._connection, spec, env, files, trajectory, shared)
+            component=component, movable=movable, outlives=outlives, ttl_s=ttl_s, secrets=secrets,
+            background_cpus=background_cpus, writable=writable, user=user, snapshot=snapshot)
+        return open_session(self._connection, spec, env, files, trajectory, shared, token)
 
     def attach(self, handle: SessionHandle | str | None = None, *, name: str = "",
                token: str = "", hold: bool = False, timeout_s: float = 10.0) -> Session:

@@ -20,7 +20,7 @@ import msgspec
 from ..domain.action import Kind
 from ..domain.ids import show
 from ..domain.session import SessionSpec
-from ..domain.session_token import attach_token, hash_of
+from ..domain.session_token import TOKEN_MAX, attach_token, hash_of
 from ..errors import InvalidInput
 from ..protocol import message as ms
 from ..protocol import payload as pl
@@ -46,6 +46,8 @@ from .session_record import SessionFuture, SessionRecord
 from .terminals.pty import Pty, open_pty
 from .terminals.shell import Shell
 from .transfer import download, upload
+
+_TOKEN_MIN = 32  # characters of a token that the caller chose
 
 
 class Session:
@@ -603,21 +605,22 @@ class Session:
 
 def open_session(connection: Connection, spec: SessionSpec, env: Mapping[str, str] | None,
                  files: Mapping[str, bytes | str] | None, trajectory: str | int,
-                 shared: bool = False) -> Session:
+                 shared: bool = False, token: str = "") -> Session:
     """Requests a session and submits the writing of its first files; returns at once.
 
     Args:
         connection: the connection of the client that owns the session.
         spec: what the session needs; its id is ignored.
-        env, files, trajectory, shared: as for `Client.session`.
+        env, files, trajectory, shared, token: as for `Client.session`.
 
     Raises:
         InvalidInput: an argument is wrong; the message names it.
     """
     check_flag(shared, "shared")
-    raw, env, token = raw_files(files), environment(env), ""
+    raw, env = raw_files(files), environment(env)
+    _check_token(token, shared)
     if shared:
-        token = secrets.token_hex(24)
+        token = token or secrets.token_hex(24)
         spec = msgspec.structs.replace(
             spec, name=spec.name or f"session-{secrets.token_hex(4)}",
             attach_hash=hash_of(attach_token(token)), close_hash=hash_of(token))
@@ -628,6 +631,18 @@ def open_session(connection: Connection, spec: SessionSpec, env: Mapping[str, st
         session.close()
         raise
     return session
+
+
+def _check_token(token: str, shared: bool) -> None:
+    """Raises InvalidInput, which does not show the token, if no session can have it."""
+    if token == "":
+        return
+    if not shared:
+        raise InvalidInput("token: only a shared session has one; open it with shared=True too")
+    if not (isinstance(token, str) and token.isascii() and token.isprintable()
+            and _TOKEN_MIN <= len(token) <= TOKEN_MAX):
+        raise InvalidInput(f"token: it is not a text of {_TOKEN_MIN} to {TOKEN_MAX} printable "
+                           "ASCII characters; leave it out, or take secrets.token_hex(24)")
 
 
 def _local(path: Any) -> str:

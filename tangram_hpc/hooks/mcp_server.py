@@ -5,8 +5,12 @@ An agent starts it and speaks to it over stdin and stdout:
     python -m tangram_hpc.hooks.mcp_server --image ubuntu:22.04 --mem 2G
 
 Each agent starts a server of its own, so each agent has a session of its own, which ends with the
-server. The server opens no port, so only the agent that started it can reach it. The package `mcp`
-is imported only when the server runs. The server was run with mcp 2.3.0.
+server. Agents whose packages start a server for each call name the session with `--share NAME`;
+all servers of this name work in one session, which ends when no call was made for a while. The
+server keeps nothing else from call to call, so it does not matter which server a call reaches.
+
+The server opens no port, so only the agent that started it can reach it. The package `mcp` is
+imported only when the server runs. The server was run with mcp 2.3.0.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ from math import inf
 from typing import Any
 
 import tangram_hpc
+from tangram_hpc.client.request import session_spec
+from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.errors import (
     FileFailed,
     InvalidInput,
@@ -27,45 +33,84 @@ from tangram_hpc.errors import (
     how_to_install,
 )
 
+from .harness.named_session import named_session, session_name
 from .harness.session_options import seconds_of, session_options
 from .process_client import process_client
 from .tool_answers import TEXT_MAX, answer_text, file_error_text, shortened
 
 _TIMEOUT_S = 120.0
+_IDLE_S = 900.0  # how long a session with a name stays open without a call
+_LONGEST_S = 86400  # ends a session with a name in which a background process never rests
 
 
 class SessionTools:
-    """The tools of one session, which is opened at the first call of a tool. If the session is
-    lost, each later call says so, because an agent must not go on in an empty sandbox without
-    knowing.
+    """The tools of one session, which is opened at the first call of a tool. An agent must not go
+    on in an empty sandbox without knowing. So if a session without a name is lost, each later call
+    says so. If one with a name is lost, the next call opens another one, and its answer says so.
 
     Args:
         timeout_s: the longest run time of a command, in seconds; a call may ask for less.
+        share: a name, by which all servers of this user and job use one session; None for a session
+            that is this server's alone.
         options: arguments of `Client.session`.
 
     Raises:
-        InvalidInput: an option is unknown, or the time limit is no number > 0; the message names
-            it.
+        InvalidInput: an option is unknown, the time limit is no number > 0, or `share` is no name;
+            the message names it.
     """
 
-    def __init__(self, timeout_s: float = _TIMEOUT_S, **options: Any) -> None:
+    def __init__(self, timeout_s: float = _TIMEOUT_S, share: str | None = None,
+                 **options: Any) -> None:
         self._timeout_s, self._options = seconds_of(timeout_s, "timeout_s"), {
             "background": "run", **session_options(options, "options")}
+        if share is not None:
+            share = session_name(share, "share")
+            self._options = {"idle_s": _IDLE_S, "ttl_s": _LONGEST_S, **self._options,
+                             "outlives": True}
+        self._share = share
         self._session: tangram_hpc.Session | None = None
         self._opening = asyncio.Lock()
+        self._news = ""
+
+    def take_news(self) -> str:
+        """Returns what the answer to the agent has to begin with, once: that its session is a new
+        one. It is empty otherwise."""
+        news, self._news = self._news, ""
+        return news
 
     async def _opened(self) -> tangram_hpc.Session:
         async with self._opening:
+            if self._session is not None and self._share and self._session.closed.done():
+                self._session = None
             if self._session is None:
                 client = await asyncio.to_thread(process_client)
-                session = client.session(**self._options)
-                try:
-                    await session.opened
-                except BaseException:
-                    session.close()
-                    raise
-                self._session = session
+                self._session = await (self._attached(client, self._share) if self._share else
+                                       self._own(client))
             return self._session
+
+    async def _own(self, client: tangram_hpc.Client) -> tangram_hpc.Session:
+        session = client.session(**self._options)
+        try:
+            await session.opened
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    async def _attached(self, client: tangram_hpc.Client, name: str) -> tangram_hpc.Session:
+        session, ended = await named_session(client, f"mcp-{name}", self._options)
+        theirs = _as_options(session.spec)
+        for option, mine in _as_options(session_spec(SessionSpec(0), **self._options)).items():
+            if theirs[option] != mine:
+                session.detach()
+                raise InvalidInput(f"{option}: this server has {mine!r}, and session {session.id}, "
+                                   f"which is shared as {name!r}, was opened with "
+                                   f"{theirs[option]!r}; give all servers of a name the same "
+                                   "options, or take another name")
+        if ended:
+            self._news = (f"[{ended}; its files and processes are gone, and this call works in a "
+                          "new, empty sandbox]\n")
+        return session
 
     async def run_command(self, command: str, timeout_s: float = 0) -> str:
         """Runs a shell command in the sandbox. Files stay from one command to the next; the working
@@ -116,6 +161,13 @@ class SessionTools:
         return shortened("\n".join(lines) or "(empty)", TEXT_MAX)
 
 
+def _as_options(spec: SessionSpec) -> dict[str, Any]:
+    """Returns the options of the server that a session was opened with."""
+    return {"--image": spec.image, "--mem": f"{spec.mem_mib}M", "--backend": spec.backend,
+            "--component": spec.component, "--network": spec.network,
+            "--idle": spec.idle_ns / 1e9}
+
+
 def make_server(tools: SessionTools) -> Any:
     """Makes the MCP server with these tools.
 
@@ -130,23 +182,24 @@ def make_server(tools: SessionTools) -> Any:
                            f"{how_to_install('mcp')}") from None
     server = MCPServer("tangram")
     for tool in (tools.run_command, tools.read_file, tools.write_file, tools.list_folder):
-        server.tool(structured_output=False)(_telling(tool, ToolError))
+        server.tool(structured_output=False)(_telling(tool, tools.take_news, ToolError))
     return server
 
 
-def _telling(tool: Callable[..., Coroutine[Any, Any, str]], error_class: type[Exception]
-             ) -> Callable[..., Coroutine[Any, Any, str]]:
-    """Returns the tool with its errors as exceptions of `error_class`: the server passes on the
-    text of these exceptions only."""
+def _telling(tool: Callable[..., Coroutine[Any, Any, str]], take_news: Callable[[], str],
+             error_class: type[Exception]) -> Callable[..., Coroutine[Any, Any, str]]:
+    """Returns the tool with the session's news before its answer, and with its errors as exceptions
+    of `error_class`: the server passes on the text of these exceptions only."""
 
     @functools.wraps(tool)
     async def telling(*args: Any, **kwargs: Any) -> str:
         try:
-            return await tool(*args, **kwargs)
+            answer = await tool(*args, **kwargs)
+            return f"{take_news()}{answer}"
         except FileFailed as error:
-            raise error_class(file_error_text(error)) from None
+            raise error_class(f"{take_news()}{file_error_text(error)}") from None
         except TangramError as error:
-            raise error_class(str(error)) from None
+            raise error_class(f"{take_news()}{error}") from None
 
     return telling
 
@@ -167,9 +220,18 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--network", action="store_true", help="give it the node's network")
     parser.add_argument("--timeout", type=float, default=_TIMEOUT_S, metavar="SECONDS",
                         help="the longest run time of a command")
+    parser.add_argument("--share", metavar="NAME", help="work in one session with all servers of "
+                        "this name, for agents that start a server for each call")
+    parser.add_argument("--idle", type=float, metavar="SECONDS",
+                        help=f"with --share: end the session when no call was made for so long "
+                             f"(default: {_IDLE_S:g})")
     given = vars(parser.parse_args(words))
-    timeout_s = given.pop("timeout")
+    timeout_s, idle_s = given.pop("timeout"), given.pop("idle")
     try:
+        if idle_s is not None:
+            if given["share"] is None:
+                raise InvalidInput("--idle: a session without --share ends with its server")
+            given["idle_s"] = seconds_of(idle_s, "--idle")
         process_client()  # so that a wrong job is an error now, and not at the first call of a tool
         make_server(SessionTools(timeout_s, **given)).run("stdio")
     except TangramError as error:

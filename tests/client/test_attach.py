@@ -191,6 +191,32 @@ def test_a_wrong_argument_of_attach_is_refused_in_one_line(
     assert "\n" not in str(error.value)
 
 
+def test_a_token_that_was_chosen_beforehand_opens_once_and_attaches(
+        cluster: LocalCluster, other: tangram_hpc.Client) -> None:
+    token = "t" * 32
+    with cluster.session(shared=True, name="agreed", token=token) as session:
+        second = other.session(shared=True, name="agreed", token=token)
+        with pytest.raises(InvalidInput, match="name: 'agreed' is taken by session"):
+            second.opened.result(WAIT_S)
+        with other.attach(name="agreed", token=token) as attached:
+            assert attached.id == session.id
+            attached.close()  # it is the close token
+        session.closed.result(WAIT_S)
+    with cluster.session(shared=True, name="agreed", token=token) as again:
+        assert other.attach(name="agreed", token=token).id == again.id
+
+
+@pytest.mark.parametrize("given", [{"token": "t" * 32}, {"shared": True, "token": "t" * 31},
+                                   {"shared": True, "token": "t" * 201},
+                                   {"shared": True, "token": "\u00e9" * 32},
+                                   {"shared": True, "token": b"t" * 32}])
+def test_a_wrong_token_of_a_new_session_is_refused_and_not_shown(cluster: LocalCluster, given: dict
+                                                                 ) -> None:
+    with pytest.raises(InvalidInput, match=r"^token: ") as error:
+        cluster.session(**given)
+    assert "tttt" not in str(error.value)
+
+
 @pytest.mark.attack("rank", "sessions")
 @pytest.mark.attack("session", "sessions")
 def test_a_wrong_token_and_an_unknown_name_get_the_same_answer(

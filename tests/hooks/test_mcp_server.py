@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
 import subprocess
 import sys
+from collections.abc import Coroutine
+from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +24,10 @@ from helpers.adapter_behaviours import (
 )
 from helpers.other_python import client_env, make_venv
 
-from tangram_hpc import LocalCluster
-from tangram_hpc.errors import MissingExtra, TangramError
-from tangram_hpc.hooks.mcp_server import SessionTools, main, make_server
+from tangram_hpc import Client, LocalCluster, Session, connect
+from tangram_hpc.errors import AccessError, InvalidInput, MissingExtra, TangramError
+from tangram_hpc.hooks.harness.named_session import _secret_of_job
+from tangram_hpc.hooks.mcp_server import SessionTools, _telling, main, make_server
 
 __all__ = ["adapters_cluster"]
 
@@ -43,6 +48,114 @@ class TestMcpToolsWithoutTheirServer(AdapterBehaviours):
 
     def lose(self, trajectory: Any) -> None:
         trajectory._session.close()
+
+
+class TestMcpToolsWithASharedSession(TestMcpToolsWithoutTheirServer):
+    names = (f"trajectory-{number}" for number in count())
+
+    def begin(self, **options: Any) -> Any:
+        return SessionTools(LIMIT_S, share=next(self.names), **options)
+
+    def call(self, trajectory: Any, line: str) -> str:
+        answer = super().call(trajectory, line)
+        return trajectory.take_news() + answer
+
+
+def server_of(name: str, client: Client, **options: Any) -> Coroutine[Any, Any, Session]:
+    """Opens the session of a name as a server of its own does, whose client this is."""
+    return SessionTools(share=name, **options)._attached(client, name)
+
+
+def test_servers_of_one_name_that_start_together_open_one_session(cluster: LocalCluster) -> None:
+    async def story(clients: list[Client]) -> None:
+        sessions = await asyncio.gather(*(server_of("together", each) for each in clients))
+        assert len({session.id for session in sessions}) == 1 and sessions_open(cluster) == 1
+        other = await server_of("another", clients[0])
+        assert other.id != sessions[0].id
+        for session in (other, sessions[0]):
+            session.close()
+
+    with ExitStack() as stack:
+        asyncio.run(story([stack.enter_context(connect()) for _ in range(4)]))
+    assert eventually(lambda: sessions_open(cluster) == 0)
+
+
+def test_files_and_processes_stay_when_the_server_that_opened_the_session_ends(
+        cluster: LocalCluster) -> None:
+    async def story() -> None:
+        with connect() as client:
+            session = await server_of("calls", client)
+            await session.exec("echo kept > file; sleep 600 > /dev/null & echo $! > pid")
+        with connect() as client:
+            session = await server_of("calls", client)
+            done = await session.exec("cat file; kill $(cat pid) && echo ran")
+            assert done.text == "kept\nran\n"
+            session.close()
+
+    asyncio.run(story())
+
+
+def test_a_server_with_other_options_is_refused_in_one_line(cluster: LocalCluster) -> None:
+    tools = SessionTools(share="options", mem="64M")
+    asyncio.run(tools.write_file("file", ""))
+    for option, given in (("--mem", {"mem": "32M"}), ("--network", {"mem": 64, "network": True}),
+                          ("--idle", {"mem": 64, "idle_s": 60})):
+        with pytest.raises(InvalidInput, match=f"^{option}: this server has [^\n]*'options'"):
+            asyncio.run(SessionTools(share="options", **given).list_folder())
+    assert asyncio.run(SessionTools(share="options", mem=64).list_folder()) == "file 0"
+    tools._session.close()  # type: ignore[union-attr]
+
+
+def test_a_session_that_has_ended_is_replaced_and_the_agent_told_once(cluster: LocalCluster
+                                                                      ) -> None:
+    first, second = SessionTools(share="ended"), SessionTools(share="ended")
+    asyncio.run(first.write_file("file", "lost"))
+    first._session.close()  # type: ignore[union-attr]
+    tool = _telling(second.read_file, second.take_news, RuntimeError)
+    with pytest.raises(RuntimeError, match=r"^\[session \S+ .*; its files and processes are "
+                                           r"gone, .* new, empty sandbox\]\nno such file: file$"):
+        asyncio.run(tool("file"))
+    with pytest.raises(RuntimeError, match=r"^no such file: file$"):
+        asyncio.run(tool("file"))
+    assert asyncio.run(first.list_folder()) == "(empty)"  # it attaches to the same new session
+    assert first._session.id == second._session.id  # type: ignore[union-attr]
+    assert sessions_open(cluster) == 1
+    second._session.close()  # type: ignore[union-attr]
+
+
+def test_the_secret_of_shared_sessions_is_for_its_user_alone(
+        cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "access.json").write_bytes(cluster.access.read_bytes())
+    monkeypatch.setenv("TANGRAM_ACCESS", str(tmp_path / "access.json"))
+    secrets = {_secret_of_job() for _ in range(3)}
+    (file,) = tmp_path.glob("*.key")
+    assert secrets == {file.read_bytes()} and file.stat().st_mode & 0o777 == 0o600
+    assert sorted(os.listdir(tmp_path)) == ["access.json", file.name]
+    file.chmod(0o640)
+    with pytest.raises(AccessError, match="mode 0600"):
+        asyncio.run(SessionTools(share="read").list_folder())
+    file.unlink()
+    file.symlink_to(tmp_path / "access.json")
+    with pytest.raises(AccessError, match=r"\.key: "):
+        asyncio.run(SessionTools(share="link").list_folder())
+
+
+def test_a_name_that_another_session_has_is_refused(cluster: LocalCluster) -> None:
+    with cluster.client.session(shared=True, name="mcp-taken"):
+        with pytest.raises(InvalidInput, match="name: 'mcp-taken' is taken by session"):
+            asyncio.run(SessionTools(share="taken").list_folder())
+
+
+@pytest.mark.parametrize("name", ["", "a b", "-x", "x" * 65, "é", 3])
+def test_a_wrong_name_to_share_is_refused(name: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"share: .* is not 1 to 64 letters"):
+        SessionTools(share=name)
+
+
+def test_an_idle_time_without_a_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--idle", "60"])
+    assert "--idle: a session without --share ends with its server" in capsys.readouterr().err
 
 
 def test_files_are_written_read_and_listed(cluster: LocalCluster) -> None:
@@ -133,6 +246,13 @@ async def main():
         assert await call("run_command", command="cat f; exit 3") == (False, "one\\n[exit code 3]")
         failed, text = await call("read_file", path="none")
         assert failed and text.endswith(" read_file: no such file: none"), (failed, text)
+    server.args += ["--share", "calls", "--idle", "5"]
+    async def of_its_own(name, **arguments):  # a call by a server that is started for it
+        async with stdio_client(server) as pipes, ClientSession(*pipes) as session:
+            await session.initialize()
+            return (await session.call_tool(name, arguments)).content[0].text
+    assert await of_its_own("write_file", path="f", content="kept") == "wrote 4 bytes to f"
+    assert await of_its_own("read_file", path="f") == "kept"
 asyncio.run(main())
 """
 
