@@ -9,7 +9,8 @@ Slurm may requeue a satellite that a user submitted, while the broker goes on. I
 under the same job id, and report another end of the time limit. Its time in the queue is not held,
 and the nodes that it gets are in the place of those that it had.
 
-Cores of an allocation that were lent to actions count as used. Amounts are in core-ns. Nothing is
+Cores of an allocation that were lent to actions count as used. Amounts are in core-ns and GPU-ns.
+An allocation that lost a node counts with all of its CPUs and GPUs until its end. Nothing is
 guessed: an allocation that still runs is held until the last event. The fold takes one pass,
 O(events).
 """
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..domain import event as ev
+from ..domain.allocation import SatelliteShape
 from ..domain.lease_queues import LeaseQueues
 from ..domain.slurm import JobSpan
 from .starts import without_gaps
@@ -30,7 +32,7 @@ _SECOND = 10**9
 
 @dataclass(slots=True)
 class HeldRow:
-    """The core-hours that one allocation held and used.
+    """The core-hours and GPU-hours that one allocation held, and the core-hours that it used.
 
     Attributes:
         job: the Slurm job id, or `LEADER+N` for a het component.
@@ -46,6 +48,8 @@ class HeldRow:
         earlier_ns: how long earlier starts of the job held it, before a requeue.
         earlier_core_ns: core-ns that earlier starts of the job held.
         lent_until: when an action last held cores of it, in ns since the epoch.
+        gpus: GPUs of all its nodes.
+        earlier_gpu_ns: GPU-ns that earlier starts of the job held.
     """
 
     job: str
@@ -61,17 +65,28 @@ class HeldRow:
     earlier_ns: int = 0
     earlier_core_ns: int = 0
     lent_until: int = 0
+    gpus: int = 0
+    earlier_gpu_ns: int = 0
 
     @property
     def span_ns(self) -> int:
         """How long it was held, in ns."""
-        return self.earlier_ns + (max(0, self.until - self.since) if self.came else 0)
+        return self.earlier_ns + self._present_ns
 
     @property
     def held_ns(self) -> int:
         """How much was held, in core-ns: CPUs times time."""
-        now = self.cpus * max(0, self.until - self.since) if self.came else 0
-        return self.earlier_core_ns + now
+        return self.earlier_core_ns + self.cpus * self._present_ns
+
+    @property
+    def gpu_held_ns(self) -> int:
+        """How much was held, in GPU-ns: GPUs times time."""
+        return self.earlier_gpu_ns + self.gpus * self._present_ns
+
+    @property
+    def _present_ns(self) -> int:
+        """How long the job's present start has held it, in ns."""
+        return max(0, self.until - self.since) if self.came else 0
 
     def fit(self, spans: Iterable[JobSpan], earlier_until: int,
             next_start: int | None = None) -> None:
@@ -103,8 +118,9 @@ class HeldRow:
 
     def rest(self) -> None:
         """Ends the current holding because the job is requeued; it may later get other nodes."""
-        self.earlier_ns, self.earlier_core_ns = self.span_ns, self.held_ns
-        self.came, self.cpus, self.nodes = False, 0, []
+        self.earlier_ns, self.earlier_core_ns, self.earlier_gpu_ns = (
+            self.span_ns, self.held_ns, self.gpu_held_ns)
+        self.came, self.cpus, self.gpus, self.nodes = False, 0, 0, []
 
 
 class HeldUsage:
@@ -119,7 +135,7 @@ class HeldUsage:
         self._own, self._granted_at = "", 0  # the broker's own job, and when Slurm granted it
         self.rows: dict[str, HeldRow] = {}
         self._rested: dict[str, int] = {}  # job -> when its last start before a requeue ended
-        self._shapes: dict[int, tuple[str, int]] = {}  # alloc -> shape's name, CPUs of all nodes
+        self._shapes: dict[int, SatelliteShape] = {}  # of allocations that the broker requested
         self._job_of: dict[int, str] = {}  # alloc -> job
         self._since: dict[int, int] = {}  # when allocations began whose job is not known yet
         self._nodes: dict[int, str] = {}  # node -> job
@@ -152,6 +168,12 @@ class HeldUsage:
         for row in self.rows.values():
             row.fit(self._spans, self._rested.get(row.job, 0))
 
+    @property
+    def present(self) -> tuple[int, int]:
+        """CPUs and GPUs of the allocations that have a worker now."""
+        rows = [self.rows[job] for job, up in self._up.items() if up]
+        return sum(row.cpus for row in rows), sum(row.gpus for row in rows)
+
     def _begin_again(self, before: int, since: int) -> None:
         """Handles a start of the broker. Allocations other than satellites were held until
         `before`, the time of the last event before the start; the job holds nodes again from
@@ -165,7 +187,7 @@ class HeldUsage:
                 row.rest()
 
     def _asked(self, event: ev.AllocationAsked) -> None:
-        self._shapes[event.alloc] = (event.shape.name, event.shape.nodes * event.shape.cpus)
+        self._shapes[event.alloc] = event.shape
 
     def _queued(self, event: ev.AllocationQueued) -> None:
         self._named(event.alloc, event.job)
@@ -206,7 +228,10 @@ class HeldUsage:
     def _named(self, alloc: int, job: str) -> None:
         self._job_of[alloc] = job
         row = self._row(job)
-        row.name, row.cpus = self._shapes.get(alloc, ("", row.cpus))
+        shape = self._shapes.get(alloc)
+        row.name = "" if shape is None else shape.name
+        if shape is not None:
+            row.cpus, row.gpus = shape.nodes * shape.cpus, shape.nodes * shape.gpus
 
     def _held(self, event: ev.AllocationHeld) -> None:
         if event.job:
@@ -239,6 +264,7 @@ class HeldUsage:
             row.nodes.append(event.spec.name)
             if not row.name:
                 row.cpus += len(event.spec.cores)
+                row.gpus += len(event.spec.gpus)
         self._nodes[event.node] = job
         self._up.setdefault(job, set()).add(event.node)
 

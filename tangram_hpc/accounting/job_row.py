@@ -64,18 +64,19 @@ class JobFold:
 
     Attributes:
         records: the fold of the actions.
+        allocations: the fold of what was held.
     """
 
     def __init__(self, spans: Sequence[JobSpan] = ()) -> None:
         self.records = Fold()
-        self._usage, self._nodes, self._spans = HeldUsage(spans), _Nodes(), spans
+        self.allocations, self._nodes, self._spans = HeldUsage(spans), _Nodes(), spans
         self._user, self._account, self._began = "", "", 0
         self._ended: str | None = None  # why the broker ended, if its journal says so
 
     def add(self, event: ev.Event) -> None:
         """Takes one event."""
         self.records.add(event)
-        self._usage.add(event)
+        self.allocations.add(event)
         match event:
             case ev.NodeJoined() | ev.NodeLost():
                 self._nodes.add(event)
@@ -95,8 +96,8 @@ class JobFold:
         """
         fold = self.records
         fold.close(served)
-        self._usage.close()
-        held_ns, _ = total(self._usage.rows.values())
+        self.allocations.close()
+        held_ns, _ = total(self.allocations.rows.values())
         state, reason, end_ns = "COMPLETED", self._ended or "", fold.last_ns
         if self._ended is None:
             state, reason, end_ns = (("RUNNING", "", max(now_ns, fold.last_ns)) if served else

@@ -19,6 +19,7 @@ from typing import Any
 
 from ..accounting.act_parts import ActParts, act_parts
 from ..accounting.fields import job_id
+from ..accounting.held_usage import HeldUsage
 from ..accounting.job_row import JobFold, JobRow
 from ..accounting.record import ActionRecord, Fold
 from ..accounting.roll_up import percentile
@@ -42,6 +43,7 @@ class ReportedJob:
     Attributes:
         folded: The records of the actions.
         row: The job, as `tangram acct -X` prints it.
+        allocations: What was held.
         witness: Nodes, sessions, services and endpoints.
         savings: What the job would have needed otherwise; None if that was not computed.
         why_no_savings: Why it was not computed.
@@ -50,6 +52,7 @@ class ReportedJob:
 
     folded: Fold
     row: JobRow
+    allocations: HeldUsage
     witness: RunWitness
     savings: Savings | None = None
     why_no_savings: str = ""
@@ -102,7 +105,7 @@ def gather(events: Iterable[ev.Event], served: bool, now_ns: int) -> ReportedJob
         witness.add(event)
         job.add(event)
     row = job.close(served, now_ns)
-    return ReportedJob(job.records, row, witness)
+    return ReportedJob(job.records, row, job.allocations, witness)
 
 
 # ---- figures ------------------------------------------------------------------------------------
@@ -163,11 +166,11 @@ def headline(report: ReportedJob) -> dict[str, Any]:
     """
     row = report.row
     acts = sorted(r.end_ns - r.submit_ns for r in report.ended)
-    cpu_held_ns = row.held_ns + sum(
-        len(stay.spec.cores) for stay in report.witness.stays.values() if not stay.until_ns
-    ) * (row.end_ns - report.folded.last_ns)
-    gpu_held_ns = sum(len(stay.spec.gpus) * stay.held_ns(report.since_ns, report.until_ns)
-                      for stay in report.witness.stays.values())
+    cpus, gpus = report.allocations.present
+    later_ns = row.end_ns - report.folded.last_ns
+    cpu_held_ns = row.held_ns + cpus * later_ns
+    gpu_held_ns = gpus * later_ns + sum(
+        r.gpu_held_ns for r in report.allocations.rows.values())
     states = Counter(r.state for r in report.records)
     return {
         "job": row.job, "user": row.user, "state": row.state, "reason": row.reason,

@@ -10,6 +10,7 @@ from tangram_hpc.accounting.held_usage import held
 from tangram_hpc.accounting.job_row import fold_with_job
 from tangram_hpc.accounting.record import fold
 from tangram_hpc.domain import event as ev
+from tangram_hpc.domain.allocation import SatelliteShape
 from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.service import EndpointSpec, ServiceSpec
@@ -164,23 +165,35 @@ def test_a_job_that_waits_in_the_queue_after_a_requeue_holds_no_cpus(stopped: bo
 
 @pytest.mark.parametrize("requeued", [True, False])
 def test_a_satellite_in_slurms_queue_holds_no_cpus(requeued: bool) -> None:
-    """A satellite of two CPUs lends for 400 ns. Its worker joins again 5000 ns later, on another
-    node: Slurm has started the job again, whose time limit ends later. Or on the same one: the
-    worker had died, and the satellite was held all the time.
+    """A satellite of two CPUs and a GPU lends for 400 ns. Its worker joins again 5000 ns later, on
+    another node: Slurm has started the job again, whose time limit ends later. Or on the same one:
+    the worker had died, and the satellite was held all the time.
     """
     w = World()
     w.happen(ev.BrokerStarted(0, *STARTED))
-    first = NodeSpec("a", "a", (0, 1), 99, allocation="88", ends_at_ns=9000)
+    first = NodeSpec("a", "a", (0, 1), 99, allocation="88", gpus=(0,), ends_at_ns=9000)
     w.happen(ev.NodeJoined(100, 1, first))
     w.happen(ev.NodeLost(500, 1, "it left: SIGTERM"))
     name, ends_at = ("b", 14000) if requeued else ("a", 9000)
-    again = NodeSpec(name, name, (0, 1), 99, allocation="88", ends_at_ns=ends_at)
+    again = NodeSpec(name, name, (0, 1), 99, allocation="88", gpus=(0,), ends_at_ns=ends_at)
     w.happen(ev.NodeJoined(5500, 2, again))
     w.happen(ev.NodeLost(5800, 2, "it left: SIGTERM"))
     (row,) = held(w.events)
     assert row.held_ns == (2 * (400 + 300) if requeued else 2 * 5700)
-    assert row.cpus == 2 and row.nodes == [name]
+    assert row.cpus == 2 and row.nodes == [name] and row.gpu_held_ns == row.held_ns // 2
     assert fold_with_job(w.events, True, now_ns=5900)[1].held_ns == row.held_ns
+
+
+def test_a_requested_satellite_holds_its_gpus_from_slurms_grant_on() -> None:
+    """Its only worker joins 30 ns after the grant, and is lost 50 ns before the end."""
+    spec = NodeSpec("a", "h", (0, 1, 2, 3), 99, allocation="88", gpus=(0, 1))
+    (row,) = held([
+        ev.BrokerStarted(0, *STARTED),
+        ev.AllocationAsked(10, 1, SatelliteShape("spare", cpus=4, gpus=2), "busy"),
+        ev.AllocationQueued(20, 1, "88"), ev.AllocationHeld(40, 1, 40),
+        ev.NodeJoined(70, 1, spec), ev.NodeLost(150, 1, "gone"),
+        ev.AllocationEnded(200, 1, "over", 200)])
+    assert (row.held_ns, row.gpu_held_ns) == (4 * 160, 2 * 160)
 
 
 def test_a_start_whose_clock_is_behind_makes_no_time_negative() -> None:

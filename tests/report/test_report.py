@@ -486,6 +486,28 @@ def test_what_a_running_job_holds_ends_now() -> None:
     assert head["gpu_held_gpu_h"] == pytest.approx(20 / 3600)
 
 
+@pytest.mark.parametrize("served", [False, True])
+def test_gpus_and_cpus_of_a_lost_node_are_held_alike(served: bool) -> None:
+    """Slurm grants two nodes of two CPUs and a GPU at second 0. Their workers join at second 2, one
+    node is lost at second 10, and the last event is that of second 20. The job runs on, or ends.
+    """
+    def at(second: int) -> int:
+        return BEGAN_NS + second * 10**9
+
+    spec = NodeSpec("n0", "n0", (0, 1), 1000, allocation="7", gpus=(0,))
+    events: list[ev.Event] = [
+        ev.BrokerStarted(at(1), "7", "elastic", "none", granted_at=at(0)),
+        ev.NodeJoined(at(2), 1, spec),
+        ev.NodeJoined(at(2), 2, msgspec.structs.replace(spec, name="n1")),
+        ev.NodeLost(at(10), 2, "gone"),
+        ev.ActionSubmitted(at(20), Action(mint(1, 1), "waits")) if served else
+        ev.BrokerStopped(at(20), "over")]
+    head = headline(gather(events, served, at(24 if served else 20)))
+    assert head["elapsed_s"] == (24 if served else 20)
+    assert head["cpu_held_core_h"] == pytest.approx(4 * head["elapsed_s"] / 3600)
+    assert head["gpu_held_gpu_h"] == pytest.approx(2 * head["elapsed_s"] / 3600)
+
+
 def test_what_running_actions_hold_counts_as_lent() -> None:
     """The CPUs of a job whose actions are long are not idle until the first action ends: no advice
     asks for fewer. `acct --held` and the Comment of the job count the same, to the last event.

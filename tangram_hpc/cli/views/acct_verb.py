@@ -287,7 +287,8 @@ def _held(job: str, as_json: bool) -> int:
     held_ns, used_ns = total(rows)
     if as_json:
         print(json.dumps({
-            "allocations": [asdict(r) | {"held_ns": r.held_ns} for r in rows],
+            "allocations": [{name: value for name, value in asdict(r).items() if "gpu" not in name}
+                            | {"held_ns": r.held_ns} for r in rows],  # GPUs: `tangram report`
             "held_core_h": held_ns / 3600e9, "used_core_h": used_ns / 3600e9}))
         return 0
     print(f"{'JobID':<12} {'Name':<12} {'NodeList':<20} {'NCPUS':>6} {'Held s':>8} "
