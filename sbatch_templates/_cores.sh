@@ -38,6 +38,12 @@ elif [ "$lend_cpus" -ne "$lent_cpus" ] || [ "$held" -ne "$step_cpus" ]; then
     echo "tangram: ${why}of $node_cpus CPUs on each" \
         "node $lend_cpus are lent (cpus_lent=$lent_cpus) and the ranks hold $held (they asked for $step_cpus, and sacct counts these)"
 fi
+# Slurm may give a job more CPUs than it asked for, such as whole nodes. A setting `cpus` may lend them all the same.
+if [ "$free" -gt "$lend_cpus" ] && [ "$node_cpus" -gt <CPUS_NODE> ] && [ -z "${SLURM_HINT:-}${SLURM_THREADS_PER_CORE:-}" ] &&
+        tangram config 2>/dev/null | grep "^cpus  *0 " >/dev/null; then
+    echo "tangram: Slurm gave the job $node_cpus CPUs on each node: $lend_cpus are lent, the ranks hold $held, and $((free - lend_cpus)) are" \
+        "left over; \`-o cpus_lent=$free\` lends these too, and a larger \`cpus_per_rank\` gives them to the ranks"
+fi
 # srun leaves the job's memory in the environment of a step that has less, so the workers are told theirs
 lend_mem=<MEM_LENT>
 case "$lend_mem" in

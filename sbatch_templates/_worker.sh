@@ -21,6 +21,14 @@ END_OF_EPILOG
 chmod 700 "$epilog"
 worker='export TANGRAM_SCRATCH="<SCRATCH>/tangram-node-$tangram_tag-$SLURMD_NODENAME"
     trap "rmdir \"\$TANGRAM_SCRATCH\" 2>/dev/null" EXIT    # Slurm may kill the epilog at once
+    # Slurm may give a job more CPUs than it asked for, such as whole nodes; a setting `cpus` may lend them all the same
+    had="SLURM_JOB_CPUS_PER_NODE${3:+_HET_GROUP_$3}"
+    had=$(tr , "\n" <<< "${!had:-0}" | sed "s/(.*//" | sort -n | sed -n 1p)  # on the smallest node
+    if [ -n "${tangram_key:-}" ] && [ "$SLURM_PROCID" -eq 0 ] && [ "$had" -gt "${SLURM_CPUS_ON_NODE:-$had}" ] &&
+            [ -z "${SLURM_HINT:-}${SLURM_THREADS_PER_CORE:-}" ] && tangram config 2>/dev/null | grep "^cpus  *0 " >/dev/null; then
+        echo "tangram: Slurm gave component $1 $had CPUs on each node: $SLURM_CPUS_ON_NODE are lent, and" \
+            "$((had - SLURM_CPUS_ON_NODE)) are left over; $tangram_key=$had lends these too"
+    fi
     told="" starts=0 status=143
     trap "told=yes" TERM                                 # this shell stays; the worker gets the signals too
     trap : INT USR1 USR2 HUP                             # scancel --signal=USR1 without --batch: to every step

@@ -92,6 +92,39 @@ def test_a_job_that_uses_one_thread_of_each_core_counts_cores(pretence: Pretence
         0, ["2"], "", "")
 
 
+@pytest.mark.parametrize(("node", "env", "told"), [
+    ("16", {}, "6 are lent, the ranks hold 4, and 6 are left over; `-o cpus_lent=12` "),
+    ("32,16(x2)", {}, "and 6 are left over; `-o cpus_lent=12` "),  # one size for all nodes
+    ("10", {}, ""),
+    ("11", {}, ""),  # the rest of a core
+    ("16", {"TANGRAM_CPUS": "12"}, ""),  # a setting lends more than the step has
+    ("16", {"SLURM_THREADS_PER_CORE": "1"}, "")])  # CPUs may be cores or threads
+@pytest.mark.parametrize("template", ["single-node", "homogeneous"])
+def test_cpus_that_slurm_gave_beyond_the_request_are_told_in_one_line(
+        pretence: Pretence, template: str, node: str, env: dict[str, str], told: str) -> None:  # noqa: F811
+    """As on partitions that give whole nodes, or where memory costs CPUs (MaxMemPerCPU)."""
+    text = script(template, cpus_lent="6", ranks="2", cpus_per_rank="2", gateway="off",
+                  partition="", **({"nodes": "1"} if template == "homogeneous" else {}))
+    status, found, out, err = steps(pretence, text, node, cores=8, cpus=16, **env)
+    assert (status, found, err) == (0, ["6"], "")
+    assert out.count("\n") == bool(told) and told in out
+
+
+@pytest.mark.parametrize(("step", "env", "told"), [
+    ("6", {}, "tangram: Slurm gave component cpu 16 CPUs on each node: 6 are lent, and 10 are left "
+     "over; cpus_cpu=16 lends these too\n"),
+    ("16", {}, ""), ("", {}, ""), ("6", {"TANGRAM_CPUS": "16"}, ""),
+    ("6", {"SLURM_HINT": "nomultithread"}, "")])
+def test_cpus_of_a_component_beyond_its_step_are_told_in_one_line(
+        pretence: Pretence, step: str, env: dict[str, str], told: str) -> None:  # noqa: F811
+    text = script("hetjob", ranks="2", cpus_cpu="5", partition_cpu="", partition_gpu="",
+                  partition_trainer="")
+    status, out, err = pretence.run(
+        "", text, SLURM_JOB_CPUS_PER_NODE_HET_GROUP_0="32,16(x2)", SLURM_CPUS_ON_NODE=step,
+        SLURM_JOB_CPUS_PER_NODE_HET_GROUP_1="64", **env)
+    assert (status, err) == (0, "") and out == told
+
+
 @pytest.mark.parametrize(("mem", "told"), [
     ("0", None), ("500", "500"), ("500M", "500"), ("64G", "65536"), ("1t", "1048576"),
     ("2048K", "2")])

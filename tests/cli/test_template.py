@@ -271,6 +271,7 @@ case "$1" in
     mkdir -p "$job" "$socket"; exec 9> "$socket/.alive"; flock 9  # it leaves its folder behind
     echo "{\\"addresses\\": [\\"unix:$socket/broker.sock\\", \\"tls:n:1#2\\"]}" > "$job/access.json"
     while :; do sleep 0.05; done ;;
+  config) echo "cpus             ${TANGRAM_CPUS:-0}                        default" ;;
   worker) touch "$TANGRAM_SCRATCH/left"; until [ -e "$job/ended" ]; do sleep 0.05; done ;;
   rank)
     while [ "$1" != -- ]; do [[ $1 != --step-file=* ]] || file="${1#*=}"; shift; done
