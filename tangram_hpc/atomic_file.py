@@ -73,15 +73,18 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def check_output(option: str, path: Path) -> None:
-    """Raises InvalidInput, which names the option, if no file can be written at `path`. A command
-    asks before work that takes minutes. Only a place that is full is found out later.
+    """Raises InvalidInput, which names the option, if `replacing_output` could not write at `path`.
+    A command asks before work that takes minutes. Only a place that is full is found out later.
     """
-    wrong = 0
+    wrong, real = 0, Path(os.path.realpath(path))
     if os.path.isdir(path):
         wrong = errno.EISDIR
-    elif not os.path.isdir(path.parent):
+    elif os.path.exists(path):
+        replaced = not _stays(path, real) and os.stat(path).st_uid == os.geteuid()
+        wrong = 0 if replaced or os.access(path, os.W_OK) else errno.EACCES
+    elif not os.path.isdir(real.parent):
         wrong = errno.ENOENT
-    elif not os.access(path if os.path.exists(path) else path.parent, os.W_OK):
+    elif not os.access(real.parent, os.W_OK):
         wrong = errno.EACCES
     if wrong:
         raise InvalidInput(f"{option} {path}: {os.strerror(wrong)}")
@@ -97,7 +100,7 @@ def replacing_output(path: Path) -> Iterator[Path]:
     leaves its permissions to the new one, which is then there, empty, to be written.
     """
     real = Path(os.path.realpath(path))
-    if path.exists() and not (path.is_file() and os.access(real.parent, os.W_OK)):
+    if _stays(path, real):
         yield path  # not `real`: where /dev/stdout is a pipe, no file has that name
         return
     with replacing(real) as temporary:
@@ -105,3 +108,9 @@ def replacing_output(path: Path) -> Iterator[Path]:
             temporary.touch(mode=0o600, exist_ok=False)
             temporary.chmod(stat.S_IMODE(real.stat().st_mode) | stat.S_IWUSR)
         yield temporary
+
+
+def _stays(path: Path, real: Path) -> bool:
+    """Whether there is something at `path` that is written over, not replaced."""
+    return os.path.exists(path) and not (
+        os.path.isfile(path) and os.access(real.parent, os.W_OK))

@@ -45,6 +45,7 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Simulates the systems, prints them and draws them; returns the exit status."""
+    from ..atomic_file import check_output
     from ..errors import InvalidInput
     from ..libra.simulation.rl_pipeline import Pipeline
     from ..libra.simulation.rl_report import panels, steps_table, table, told
@@ -54,6 +55,8 @@ def go(args: argparse.Namespace) -> int:
     systems = _systems(args.systems)
     if args.plot is not None and args.plot.suffix != ".svg":
         raise InvalidInput(f"--plot {args.plot}: the file's name must end in .svg")
+    if args.plot is not None:
+        check_output("--plot", args.plot)
     path = args.scenario
     shipped = EXAMPLES / f"{path}.toml"
     scenario = read_rl_scenario(shipped if not path.exists() and shipped.exists() else path)

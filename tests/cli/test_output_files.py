@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from helpers.ordinary_user import ordinary_user
 from helpers.recorded_job import busy_job, write_job
 
 from tangram_hpc import atomic_file
@@ -125,18 +126,65 @@ def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", [
     SIM, ("replay", "coding-200", "--scale", "1", "--records"),
     ("size", "coding-200", "--cluster", "coding-200", "--target-act", "9", "--plot"),
-    ("plan", "--model", "7B", "--gpus", "8", "--plot")])
+    ("plan", "--model", "7B", "--gpus", "8", "--plot"), ("sim", "rl", "rl-48", "--plot")])
 def test_a_file_that_cannot_be_written_is_told_before_the_work(
         words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str]) -> None:
     def work(*args: object, **names: object) -> None:
         raise AssertionError("the work was begun")
 
-    for place in ("simulator.workload.read_workload", "config.planner.files.read_model"):
+    for place in ("simulator.workload.read_workload", "config.planner.files.read_model",
+                  "libra.simulation.rl_scenario.read_rl_scenario"):
         monkeypatch.setattr(f"tangram_hpc.{place}", work)
     target = tmp_path / "missing" / "curve.svg"
     assert main([*words, str(target)]) == 2
     assert f"{words[-1]} {target}: No such file or directory" in capsys.readouterr().err
+
+
+_AGREE = """
+import os, sys
+from pathlib import Path
+from tangram_hpc.atomic_file import check_output, replacing_output
+from tangram_hpc.errors import InvalidInput
+
+reader = os.open("open/pipe", os.O_RDONLY | os.O_NONBLOCK)
+for name in sys.argv[1:]:
+    told = []
+    for write in (False, True):
+        try:
+            if write:
+                with replacing_output(Path(name)) as target:
+                    target.write_text("new")
+            else:
+                check_output("-o", Path(name))
+            told.append("yes")
+        except (InvalidInput, OSError):
+            told.append("no")
+    print(name, *told)
+"""
+
+
+def test_what_is_refused_before_the_work_is_what_could_not_be_written_after_it() -> None:
+    """A file without write permission is replaced where its folder may be written, and a link is
+    followed."""
+    with ordinary_user() as user:
+        for name in ("open", "closed"):
+            (folder := user.folder / name).mkdir()
+            for file in ("own", "read-only"):
+                (folder / file).write_text("before")
+            (folder / "read-only").chmod(0o444)
+            (folder / "link").symlink_to("../open/later")
+            (folder / "dangling").symlink_to("missing/file")
+        os.mkfifo(user.folder / "open" / "pipe")
+        user.take_over()
+        (user.folder / "closed").chmod(0o555)
+        can = ["open/own", "open/read-only", "closed/link", "open/link", "open/pipe", "closed/own",
+               "/dev/null", "new"]
+        cannot = ["open", "open/dangling", "open/missing/file", "closed/read-only", "closed/new",
+                  "closed/dangling", "/etc/hostname", "open/own/file"]
+        told = user.run("-c", _AGREE, *can, *cannot)
+    assert told.stdout.splitlines() == [
+        f"{name} {each} {each}" for each, names in (("yes", can), ("no", cannot)) for name in names]
 
 
 @pytest.mark.parametrize("scale", ["0", "nan", "inf", "1e9"])
