@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 from helpers.silent_broker import IMPATIENT, silent
 
-from tangram_hpc import LocalCluster
+from tangram_hpc import LocalCluster, connect
 from tangram_hpc.cli import main
 from tangram_hpc.cli.views import info_verb
 from tangram_hpc.client.client import Client
@@ -204,6 +204,20 @@ def test_what_nodes_can_do_is_told_of_those_there(job: dict[str, Any], capsys: A
 def test_a_view_does_not_count_itself_among_the_clients(job: dict[str, Any], capsys: Any) -> None:
     assert "clients 1 " in printed(capsys, "info")[0][0]
     assert json.loads(printed(capsys, "info", "--json")[0][0])["clients"] == 1
+
+
+def test_a_view_does_not_count_itself_among_the_clients_of_its_tenant(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    (config := tmp_path / "tangram.toml").write_text("[tenants.alpha]\n[tenants.default]\n")
+    monkeypatch.setenv("TANGRAM_CONFIG", str(config))
+    with LocalCluster(cpus=1, warm=0) as one, connect(one.access, tenant="alpha"):
+        monkeypatch.setenv("TANGRAM_ACCESS", str(one.access))
+        for own in ("", "default", "alpha"):
+            monkeypatch.setenv("TANGRAM_TENANT", own)
+            told = json.loads(printed(capsys, "info", "--json")[0][0])
+            assert {each["name"]: each["clients"] for each in told["tenants"]} == {
+                "alpha": 1, "default": 1}
+            assert told["clients"] == 2
 
 
 def test_the_job_at_a_glance_has_no_actions_that_have_ended(job: dict[str, Any], capsys: Any

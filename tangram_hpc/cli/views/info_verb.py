@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +67,7 @@ def _show(client: Client, args: argparse.Namespace, columns: list[Column],
             print(line)
         return
     answer = {k: v for what in _PARTS for k, v in client.ask(what).items()}
-    answer["clients"] -= 1  # this command itself
+    _leave_out_itself(answer)
     if args.json:
         answer["nodes"] = list(filter(wanted, answer["nodes"]))
         print(json.dumps(answer))
@@ -77,6 +78,16 @@ def _show(client: Client, args: argparse.Namespace, columns: list[Column],
     for line in tenant_lines(answer["tenants"]):
         print(line)
     _print_sessions(answer)
+
+
+def _leave_out_itself(answer: dict[str, Any]) -> None:
+    """Takes this command out of the numbers of clients: it is one of the job and of its tenant."""
+    from ...domain.tenant import DEFAULT_TENANT
+
+    answer["clients"] -= 1
+    own = os.environ.get("TANGRAM_TENANT") or DEFAULT_TENANT
+    for tenant in answer["tenants"]:
+        tenant["clients"] -= tenant["name"] == own
 
 
 def _chosen(args: argparse.Namespace) -> list[Column]:
