@@ -31,7 +31,7 @@ commands_as_written() { # without options that a user has set for these commands
     forget '^SLURM_(REMOTE_CWD|WORKING_DIR|BCAST|STD(IN|OUT|ERR)MODE)$'  # other folders, and no output
     # srun takes these as options of each step; an interactive job leaves them behind
     forget '^SLURM_(NTASKS_PER_(NODE|GPU|TRES)|OVERCOMMIT|GPUS(_PER_(NODE|SOCKET|TASK))?|CPUS_PER_GPU|MEM_PER_GPU)$'
-    forget '^SRUN_(CPUS_PER_TASK|EXPORT_ENV)$'           # each step has its CPUs and this environment
+    forget '^SRUN_'                                      # each step has its CPUs, this environment and its streams
     # and these in a job that asked for them, but in another one they make its steps too large
     if [ -n "${SLURM_HINT:-}${SLURM_THREADS_PER_CORE:-}${SLURM_MEM_PER_CPU:+${SLURM_MEM_PER_NODE:-}}" ]; then
         asked="${asked:-$(timeout 20 scontrol -o show job "${SLURM_JOB_ID:-}" 2>/dev/null | sed -n 1p)}" || asked=""

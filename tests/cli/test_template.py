@@ -760,7 +760,8 @@ def test_options_that_a_user_has_set_for_slurms_commands_do_not_reach_the_script
                "SBATCH_PARTITION": "cpu", "SLURM_CONSTRAINT": "x", "SLURM_TIMELIMIT": "9",
                "SRUN_CPUS_PER_TASK": "1", "SRUN_EXPORT_ENV": "NONE", "SLURM_NO_KILL": "1",
                "SLURM_RESV_PORTS": "2", "SLURM_REMOTE_CWD": "/", "SLURM_WORKING_DIR": "/",
-               "SLURM_BCAST": "/tmp/x", "SLURM_STDOUTMODE": "none"}
+               "SLURM_BCAST": "/tmp/x", "SLURM_STDOUTMODE": "none", "SRUN_OUTPUT": "none",
+               "SRUN_ERROR": "none", "SRUN_INPUT": "none", "SRUN_CONTAINER": "/x"}
     if setup:  # as by `source ~/.bashrc`
         setup += " ".join(f"{name}={value}" for name, value in options.items())
     keys = {"cpus_lent": "2", "ranks": "2", "gateway": "off", "mpi": "none", "trainer": "env",
