@@ -308,7 +308,8 @@ class Broker:
             self._record_event(ev.TenantNamed(self._now(), peer.client, hello.tenant))
         self._peers.send_to_client(peer.client, ms.Welcome(
             peer.client, s.job, s.store, self.scheduler.state.placer.name, self._journal.mode,
-            s.grace_s, not known, counted, s.epoch, credit_of(ledger)))
+            s.grace_s, not known, counted, s.epoch, credit_of(ledger),
+            max(s.output_max, s.output_bound)))
         for result in self._outbox.of(peer.client) if known else ():
             self._peers.send_to_client(peer.client, result)
         self._input.rejoined(peer.client)

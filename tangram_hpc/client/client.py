@@ -98,6 +98,13 @@ class Client:
         return self._connection.welcome
 
     @property
+    def output_bound(self) -> int:
+        """The largest `output_max` that a command may have here, in bytes; a larger one is refused.
+        """
+        assert self._connection.welcome is not None  # the client has connected
+        return self._connection.welcome.output_bound
+
+    @property
     def via(self) -> str:
         """The kind of channel in use: "socket" or "mpi"; empty while there is none."""
         return self._connection.via
@@ -151,8 +158,8 @@ class Client:
                 and its result is kept until `forget`. Empty for none.
             trajectory: the trajectory of which the action is a tool, see `rollout`. None for that
                 of its session.
-            output_max: for commands: how many bytes of stdout and of stderr are kept, at most the
-                site's `output_bound` (64 MiB unless it says otherwise). 0 for the site's
+            output_max: for commands: how many bytes of stdout and of stderr are kept, at most
+                `Client.output_bound` (64 MiB unless the site says otherwise). 0 for the site's
                 `output_max` (1 MiB).
             keep: for commands: which bytes of longer output are kept: "head", "tail" or "both"
                 (half of them from each end).

@@ -109,6 +109,13 @@ class Session:
         return self._record.image_digest
 
     @property
+    def output_bound(self) -> int:
+        """The largest `output_max` that a command may have here, in bytes; a larger one is refused.
+        """
+        assert self._connection.welcome is not None  # the client has connected
+        return self._connection.welcome.output_bound
+
+    @property
     def wait_s(self) -> float:
         """How long the session waited for its admission, in seconds; 0.0 before it."""
         return self._record.wait_s

@@ -21,7 +21,6 @@ from .process_client import lasting
 
 CONTINUOUS_CASES = 10  # for a continuous score only this many first cases count
 _RETRIES = 10  # how often one case is started again after a node failure
-_OUTPUT_MIB = 64  # the most output of one case that is kept
 _SOURCE = "sandbox_main.py"
 # modules that answers to call-based tasks may use without importing them
 _STARS = ("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random",
@@ -199,7 +198,7 @@ async def code_score(answer: str, tests: Any, *, timeout: float = 10.0, mem: int
         def submit(client: Client) -> Future:
             return client.submit(["python3", _SOURCE], files={_SOURCE: case.program}, mem=mem,
                                  stdin=case.stdin, timeout=timeout, name=name, retries=_RETRIES,
-                                 output_max=min(_OUTPUT_MIB << 20, case.output_max))
+                                 output_max=min(client.output_bound, case.output_max))
         return case.can_run and case.passed(await lasting(submit, patience_s))
 
     passed = await asyncio.gather(*(verdict(case) for case in cases))

@@ -30,8 +30,8 @@ from tangram_hpc.errors import ActionFailed, InvalidInput, TangramError
 from .harness.dockerfile_replay import replay_dockerfile
 from .harness.dockerfile_steps import base_image, working_directory
 from .harness.harness_session import (
-    OUTPUT_MAX,
     cpus_of,
+    most_output,
     stderr_of,
     whole_path,
     why_unsendable,
@@ -242,7 +242,7 @@ class TangramEnvironment(BaseEnvironment):
             cwd=whole_path(cwd, self._workdir) if cwd else self._workdir,
             env={**self._env_of_image, **((merge(env) if merge else env) or {})},
             timeout=timeout_sec,
-            cpus=self._cpus, output_max=OUTPUT_MAX, keep="both",
+            cpus=self._cpus, output_max=most_output(self._opened), keep="both",
             **({} if whom is None else {"user": str(whom)}))
         if result.state is tangram_hpc.ActionState.TIMEOUT:
             raise RuntimeError(f"Command timed out after {timeout_sec} seconds")

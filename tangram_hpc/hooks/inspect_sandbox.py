@@ -34,7 +34,6 @@ from .harness.session_options import session_options
 from .tool_answers import file_error_text
 
 _RETRIES_S = (60, 30)  # the longest times of a second and a third try after a time-out
-_OUTPUT_MOST = 64 << 20  # bytes of a stream that can be kept: the setting output_bound, by default
 _NOT_STARTED = (126, 127)
 
 
@@ -115,10 +114,10 @@ class TangramSandbox(SandboxEnvironment):
         """
         if why := why_unsendable(*cmd, input):
             raise ToolError(f"the command cannot be run: {why}")
-        allowed = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
+        allowed, most = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE, self.session.output_bound
         options: dict[str, Any] = {
             "cwd": cwd or "", "env": env, "stdin": input or b"", "keep": "tail",
-            "output_max": min(allowed, _OUTPUT_MOST)}
+            "output_max": min(allowed, most)}
         if user is not None:
             if not self.session.spec.image:
                 raise SandboxUserUnsupportedError(
@@ -130,8 +129,8 @@ class TangramSandbox(SandboxEnvironment):
         for limit in tries:
             result = await self.session.exec(cmd, timeout=limit, **options)
             if result.state is not tangram_hpc.ActionState.TIMEOUT:
-                if allowed > _OUTPUT_MOST and any(result.cut):  # half a request would not be read
-                    raise OutputLimitExceededError(f"{_OUTPUT_MOST >> 20} MiB", None)
+                if allowed > most and any(result.cut):  # half a request would not be read
+                    raise OutputLimitExceededError(f"{most / (1 << 20):g} MiB", None)
                 return _told(result)
         raise TimeoutError(f"{cmd[0]}: it ran longer than {tries[-1]} s")
 

@@ -25,7 +25,7 @@ from typing import Any
 import tangram_hpc
 from tangram_hpc.errors import InvalidInput, how_to_install
 
-from .harness.harness_session import OUTPUT_MAX, cpus_of, stderr_of, why_unsendable
+from .harness.harness_session import cpus_of, most_output, stderr_of, why_unsendable
 from .harness.session_options import session_options, take_session_options
 from .process_client import SessionSlot
 
@@ -155,7 +155,7 @@ class MiniSweEnvironment:
         words = ["/bin/sh", "-c", 'exec "$@" 2>&1', "sh", *self.config.interpreter, command]
         running = self.session.exec(
             words, cwd=cwd or self.config.cwd, env=self._forwarded(), timeout=limit,
-            cpus=cpus_of(self.config.cpus), output_max=OUTPUT_MAX, keep="both")
+            cpus=cpus_of(self.config.cpus), output_max=most_output(self.session), keep="both")
         try:
             result = running.result()
         except KeyboardInterrupt:  # the interactive agent goes on after it

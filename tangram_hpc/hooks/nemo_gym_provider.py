@@ -34,8 +34,8 @@ import tangram_hpc
 from tangram_hpc.errors import ActionFailed, BrokerUnreachable, InvalidInput, TangramError
 
 from .harness.harness_session import (
-    OUTPUT_MAX,
     cpus_of,
+    most_output,
     stderr_of,
     whole_path,
     why_unsendable,
@@ -204,7 +204,7 @@ class TangramProvider:
             result = await box.session.exec(
                 [self._shell, "-c", command],
                 cwd=whole_path(cwd, box.workdir) if cwd else box.workdir, env=env, timeout=limit,
-                cpus=cpus_of(box.cpus), output_max=OUTPUT_MAX, keep="both", **who)
+                cpus=cpus_of(box.cpus), output_max=most_output(box.session), keep="both", **who)
         except (ActionFailed, BrokerUnreachable) as error:
             return SandboxExecResult(None, str(error), 125, "sandbox")
         state = result.state

@@ -365,6 +365,7 @@ class Welcome(Message, frozen=True, tag=30):
     received: int = 0
     epoch: int = 0  # of the broker, from 1; a client that has seen a higher one refuses it
     credit: int = 0  # how many plain actions the client may have at the broker; 0: any number
+    output_bound: int = 64 << 20  # bytes of an output stream that a command may ask to keep
 
 
 class ActionResult(Message, frozen=True, tag=31):

@@ -139,13 +139,13 @@ def test_an_agents_request_is_read_though_inspect_allows_more_than_can_be_kept(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Inspect's bridge for agents in the sandbox reads their requests by `cat`, with a limit of
     150 MiB. Cut text would be taken for a request that is still being written."""
-    with inspect_stood_in() as module, LocalCluster(cpus=1, home=tmp_path / "home") as client:
+    with inspect_stood_in() as module, LocalCluster(
+            cpus=1, home=tmp_path / "home", output_bound=2 << 20) as client:
         monkeypatch.setattr(module.SandboxEnvironmentLimits, "MAX_EXEC_OUTPUT_SIZE", 150 << 20)
         with client.session(files={"request.json": "{}"}) as session:
             sandbox = module.TangramSandbox(session)
             told = asyncio.run(sandbox.exec(["cat", "--", "request.json"]))
             assert (told.success, told.returncode, told.stdout, told.stderr) == (True, 0, "{}", "")
-            monkeypatch.setattr(module, "_OUTPUT_MOST", 2 << 20)
             with pytest.raises(module.OutputLimitExceededError, match="2 MiB"):
                 asyncio.run(sandbox.exec(["head", "-c", str(3 << 20), "/dev/zero"]))
 

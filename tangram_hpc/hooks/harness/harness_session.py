@@ -13,7 +13,7 @@ import math
 import tangram_hpc
 from tangram_hpc.errors import InvalidInput
 
-OUTPUT_MAX = 10 << 20  # the most bytes of stdout, and of stderr, that a harness gets of one command
+_OUTPUT_MAX = 10 << 20  # the most bytes of stdout, and of stderr, that a harness gets of a command
 
 
 def cpus_of(asked: float | None, exact: bool = False) -> int | tuple[int, int]:
@@ -34,6 +34,11 @@ def cpus_of(asked: float | None, exact: bool = False) -> int | tuple[int, int]:
     if most < 1:
         raise InvalidInput(f"cpus: {asked!r} is not a number of cores > 0")
     return most if exact or most == 1 else (1, most)
+
+
+def most_output(session: tangram_hpc.Session) -> int:
+    """Returns the `output_max` of a harness's command: less where the site allows less."""
+    return min(_OUTPUT_MAX, session.output_bound)
 
 
 def stderr_of(result: tangram_hpc.ExecResult) -> str:

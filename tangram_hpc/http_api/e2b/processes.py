@@ -162,7 +162,8 @@ class Processes:
 
         return self._session.exec_detachable(
             [config.cmd, *config.args], reads_input=process.reads_input, cwd=config.directory,
-            env=config.envs, cpus=self._cpus, timeout=timeout_s, output_max=OUTPUT_MAX,
+            env=config.envs, cpus=self._cpus, timeout=timeout_s,
+            output_max=min(OUTPUT_MAX, self._session.output_bound),
             on_output=heard, user=self._user(config.user),
             name=name_of([config.cmd, *config.args]))
 
