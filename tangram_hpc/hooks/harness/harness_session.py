@@ -38,7 +38,8 @@ def cpus_of(asked: float | None, exact: bool = False) -> int | tuple[int, int]:
 
 def most_output(session: tangram_hpc.Session) -> int:
     """Returns the `output_max` of a harness's command: less where the site allows less."""
-    return min(_OUTPUT_MAX, session.output_bound)
+    bound: int = session.output_bound
+    return min(_OUTPUT_MAX, bound)
 
 
 def stderr_of(result: tangram_hpc.ExecResult) -> str:

@@ -150,7 +150,7 @@ def test_a_command_that_has_ended_is_not_kept_until_its_timeout() -> None:
             futures.append(Future())
             return futures[0]
 
-        session: Any = SimpleNamespace(name="e2b-x", exec_detachable=begin)
+        session: Any = SimpleNamespace(name="e2b-x", output_bound=1 << 20, exec_detachable=begin)
         process, _ = await Processes(session, (1, 1), False).start(
             CommandConfig("/bin/true"), False, 3600.0)
         seen = weakref.ref(process)
@@ -187,8 +187,8 @@ def test_a_command_that_goes_to_the_background_as_it_is_killed_is_killed_there(o
         return ()
 
     async def kill() -> WireEvent | None:
-        session: Any = SimpleNamespace(name="e2b-x", exec_detachable=begin, exec=aside,
-                                       listing=none, remove=none)
+        session: Any = SimpleNamespace(name="e2b-x", output_bound=1 << 20, listing=none,
+                                       exec_detachable=begin, exec=aside, remove=none)
         processes = Processes(session, (1, 1), False)
         process, listener = await processes.start(
             CommandConfig("/bin/sleep"), False, 0.01 if over else None)
