@@ -17,6 +17,7 @@ from .version import VERSION as __version__
 
 _LAZY_IMPORTS = {
     "connect": "app.connecting",
+    "find_access": "app.broker_location",
     "LocalCluster": "app.local",
     "Client": "client.client",
     "Session": "client.session",

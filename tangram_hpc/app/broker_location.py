@@ -55,11 +55,19 @@ def _names(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def find_access(environ: Mapping[str, str], job: str = "") -> Path:
-    """Returns the path of the access file: that of `job`, else `TANGRAM_ACCESS`, else that of
-    `TANGRAM_JOB` or of the Slurm job that this process is in.
+    """Returns the path of the access file by which `connect` finds the broker. Its folder is the
+    job's.
+
+    Args:
+        environ: the environment, such as os.environ.
+        job: a job's id. If it is empty, TANGRAM_ACCESS counts, else TANGRAM_JOB, else the Slurm job
+            that this process is in.
 
     Raises:
         AccessError: none of these is set.
+
+    Example:
+        folder = tangram_hpc.find_access(os.environ).parent
     """
     if job:
         return job_dir(environ, job) / ACCESS

@@ -23,8 +23,6 @@ from math import inf
 from typing import Any
 
 import tangram_hpc
-from tangram_hpc.client.request import session_spec
-from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.errors import (
     FileFailed,
     InvalidInput,
@@ -99,14 +97,6 @@ class SessionTools:
 
     async def _attached(self, client: tangram_hpc.Client, name: str) -> tangram_hpc.Session:
         session, ended = await named_session(client, f"mcp-{name}", self._options)
-        theirs = _as_options(session.spec)
-        for option, mine in _as_options(session_spec(SessionSpec(0), **self._options)).items():
-            if theirs[option] != mine:
-                session.detach()
-                raise InvalidInput(f"{option}: this server has {mine!r}, and session {session.id}, "
-                                   f"which is shared as {name!r}, was opened with "
-                                   f"{theirs[option]!r}; give all servers of a name the same "
-                                   "options, or take another name")
         if ended:
             self._news = (f"[{ended}; its files and processes are gone, and this call works in a "
                           "new, empty sandbox]\n")
@@ -159,13 +149,6 @@ class SessionTools:
         lines = [f"{each.name}/" if each.kind == "dir" else f"{each.name or path} {each.size}"
                  for each in sorted(entries, key=lambda each: str(each.name))]
         return shortened("\n".join(lines) or "(empty)", TEXT_MAX)
-
-
-def _as_options(spec: SessionSpec) -> dict[str, Any]:
-    """Returns the options of the server that a session was opened with."""
-    return {"--image": spec.image, "--mem": f"{spec.mem_mib}M", "--backend": spec.backend,
-            "--component": spec.component, "--network": spec.network,
-            "--idle": spec.idle_ns / 1e9}
 
 
 def make_server(tools: SessionTools) -> Any:

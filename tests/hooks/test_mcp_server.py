@@ -98,11 +98,12 @@ def test_files_and_processes_stay_when_the_server_that_opened_the_session_ends(
 def test_a_server_with_other_options_is_refused_in_one_line(cluster: LocalCluster) -> None:
     tools = SessionTools(share="options", mem="64M")
     asyncio.run(tools.write_file("file", ""))
-    for option, given in (("--mem", {"mem": "32M"}), ("--network", {"mem": 64, "network": True}),
-                          ("--idle", {"mem": 64, "idle_s": 60})):
-        with pytest.raises(InvalidInput, match=f"^{option}: this server has [^\n]*'options'"):
+    for given in ({"mem": "32M"}, {"mem": "64M", "network": True}, {"mem": "64M", "idle_s": 60}):
+        with pytest.raises(InvalidInput, match=(
+                r"^name: 'mcp-options' is taken by session [^\n]*; those who share a session by "
+                r"its name ask for the same options \(here [^\n]*mem=")):
             asyncio.run(SessionTools(share="options", **given).list_folder())
-    assert asyncio.run(SessionTools(share="options", mem=64).list_folder()) == "file 0"
+    assert asyncio.run(SessionTools(share="options", mem="64M").list_folder()) == "file 0"
     tools._session.close()  # type: ignore[union-attr]
 
 

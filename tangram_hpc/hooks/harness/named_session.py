@@ -4,9 +4,9 @@ later ones attach to it.
 Some agents start a tool server for each call, so what a call leaves behind must outlive the server.
 The broker keeps the names of shared sessions unique, so of several processes that open a name at
 the same moment one succeeds, and the others attach. All of them know the session's token without
-having met: it is derived from the name and from a secret in the job's folder, which the first
-process writes. No process therefore leaves a session that others cannot reach, whenever it is
-killed.
+having met: it is derived from the name, the session's options and a secret in the job's folder,
+which the first process writes. No process therefore leaves a session that others cannot reach,
+whenever it is killed. One that asks for other options has another token, and is refused.
 
 Invariant: the secret is in a file of mode 0600 that belongs to this user, beside the job's access
 file, and in no argument, environment variable, message or log.
@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
+import json
 import os
 import re
 import secrets
@@ -27,10 +28,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tangram_hpc import Client, Session
+from tangram_hpc import Client, Session, find_access
 from tangram_hpc.errors import AccessError, InfeasibleRequest, InvalidInput, SessionLost
-
-from ...app.broker_location import find_access
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KEY_FILE = "shared-sessions.key"  # in the job's folder
@@ -68,10 +67,12 @@ async def named_session(client: Client, name: str, options: Mapping[str, Any]
         text if there was none, or if the session is open already.
 
     Raises:
-        InvalidInput: the session can never open, or an option is wrong.
+        InvalidInput: the session can never open, an option is wrong, or a session with this name
+            and other options is open.
         AccessError: the job's folder cannot be used.
     """
-    token = hmac.new(await asyncio.to_thread(_secret_of_job), name.encode(),
+    text = json.dumps([name, options], sort_keys=True, default=str)
+    token = hmac.new(await asyncio.to_thread(_secret_of_job), text.encode(),
                      hashlib.sha256).hexdigest()
     until, ended = time.monotonic() + _CLOSING_S, ""
     refusal: InfeasibleRequest | None = None
@@ -86,7 +87,9 @@ async def named_session(client: Client, name: str, options: Mapping[str, Any]
             ended = str(error).removeprefix("attach: ")
         except InvalidInput:  # no session has this name and token
             if refusal is not None:
-                raise refusal from None
+                raise InvalidInput(
+                    f"{refusal}; those who share a session by its name ask for the same options "
+                    f"(here {_shown(options)}), or take another name") from None
         session = client.session(name=name, token=token, shared=True, **options)
         try:
             await session.opened
@@ -96,6 +99,10 @@ async def named_session(client: Client, name: str, options: Mapping[str, Any]
                 raise  # the name is not what was refused
             refusal = error  # another process was quicker, or the former session is still closing
         await asyncio.sleep(_PAUSE_S)
+
+
+def _shown(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in sorted(options.items()))
 
 
 def _secret_of_job() -> bytes:
