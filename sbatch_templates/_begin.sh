@@ -28,7 +28,7 @@ commands_as_written() { # without options that a user has set for these commands
     # the last three are of srun: with them job steps would end before the job, or would never begin
     forget '^((SQUEUE|SINFO|SCONTROL|SCANCEL)_.*|SLURM_(CLUSTERS|CONSTRAINT|EXCLUSIVE|TIMELIMIT))$'
     forget '^SLURM_(NO_KILL|RESV_PORTS)$'                # srun refuses a step with them
-    forget '^SLURM_(REMOTE_CWD|WORKING_DIR|BCAST|STD(IN|OUT|ERR)MODE)$'  # other folders, and no output
+    forget '^SLURM_(REMOTE_CWD|WORKING_DIR|BCAST|STD(IN|OUT|ERR)MODE)$'  # move a step or hide its output
     # srun takes these as options of each step; an interactive job leaves them behind
     forget '^SLURM_(NTASKS_PER_(NODE|GPU|TRES)|OVERCOMMIT|GPUS(_PER_(NODE|SOCKET|TASK))?|CPUS_PER_GPU|MEM_PER_GPU)$'
     forget '^SRUN_'                                      # each step has its CPUs, this environment and its streams

@@ -229,8 +229,10 @@ class HeldUsage:
         self._job_of[alloc] = job
         row = self._row(job)
         shape = self._shapes.get(alloc)
-        row.name = "" if shape is None else shape.name
-        if shape is not None:
+        if shape is None:
+            row.name = ""
+        else:
+            row.name = shape.name
             row.cpus, row.gpus = shape.nodes * shape.cpus, shape.nodes * shape.gpus
 
     def _held(self, event: ev.AllocationHeld) -> None:

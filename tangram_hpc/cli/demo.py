@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 DEFAULT_SCALE, MIXED_SCALE = 0.015, 0.1
 DEFAULT_PROBLEMS, DEFAULT_MIXED, DEFAULT_REPLAYED = 64, 16, 24
-SCALE_MAX = 100  # latencies of hours
+SCALE_MAX = 100  # the longest latency before tests, 67 s, then takes almost two hours
 MAX_REPLAYED = 200  # the shipped workload has as many trajectories
 
 

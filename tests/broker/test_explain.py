@@ -282,7 +282,7 @@ def test_explain_does_not_say_that_an_open_action_has_ended(
         c.ask("info")  # the broker has both
         assert told(plain.id) == "has not ended: the job's broker does not answer"
     assert told(named.id).endswith(
-        "the job's next start goes on with it, since its name is 'step/1'")
+        "the job's next start goes on with it, because of once='step/1'")
     assert told(plain.id).endswith("exit code 130, its broker ended (its run is over)")
     journal = c.folder / "journal"
     journal.write_bytes(journal.read_bytes()[:-1])  # as a broker leaves it that is killed

@@ -116,7 +116,7 @@ def _from_journal(job: str, action: str, asked: str) -> dict[str, Any] | None:
                          f"{folder.name}` prints all of its actions"}
     done = record.outcome if record.state in ENDED else None
     open_because = "the job's broker does not answer" if served else (
-        f"the job's next start goes on with it, since its name is {record.action.once!r}")
+        f"the job's next start goes on with it, because of once={record.action.once!r}")
     return {
         "id": show(record.action.id), "name": record.action.name, "state": record.state.value,
         "key": record.action.key, "degrees": list(record.action.degrees),
